@@ -1,0 +1,74 @@
+# Every target makes what it needs by itself and is quick the second time.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3.11
+PYTHON := $(shell command -v $(PYTHON) || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+KEEP ?=
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint types format unit apiserver e2e binaries model generate constraints bench clean
+
+help: ## Show this help
+	@echo "Headrace: LLM serving on Kubernetes that tunes itself."
+	@echo
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+demo: $(INSTALLED) ## The whole loop on the embedded cluster (KEEP=1 leaves it up)
+	@$(BIN)/headrace local demo $(if $(KEEP),--keep)
+
+test: lint types unit apiserver e2e ## Everything: lint, types, unit, property, contract, API server, end to end
+
+lint: $(INSTALLED) ## Style, import contracts, generated files up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/python -m headrace_api.generate --check
+
+types: $(INSTALLED) ## mypy, strict
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Rewrite sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+unit: $(INSTALLED) model ## Unit, property and contract tests
+	$(BIN)/python -m pytest tests/unit tests/property tests/contract $(PYTEST_ARGS)
+
+apiserver: $(INSTALLED) binaries ## Tests against the real API server, and of the chart
+	$(BIN)/python -m pytest tests/apiserver tests/chart $(PYTEST_ARGS)
+
+e2e: $(INSTALLED) binaries model ## End to end on the embedded cluster with a real model
+	$(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
+
+binaries: $(INSTALLED) ## Find or build etcd, Kubernetes, Helm and Prometheus (once, about 12 minutes on 2 cores)
+	@$(BIN)/headrace local binaries
+
+model: $(INSTALLED) ## Get the demo model (once)
+	@$(BIN)/headrace model demo
+
+generate: $(INSTALLED) ## Write the CRDs and the generated docs from the models
+	$(BIN)/python -m headrace_api.generate
+
+bench: $(INSTALLED) model ## Step times of the engine on this machine
+	@$(BIN)/headrace bench engine "$$($(BIN)/headrace model demo)"
+
+constraints: ## Refresh constraints.txt from a fresh environment
+	rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
+	build/constraints-venv/bin/pip install -q '.[dev]'
+	{ echo '# Pinned versions of what `make` installs; refreshed by `make constraints`.'; \
+	  build/constraints-venv/bin/pip list --format=freeze | grep -vE '^(pip|setuptools|wheel|headrace)=='; } > constraints.txt
+
+clean: ## Remove what make built in the checkout (the caches outside stay)
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Headrace needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Install it, or: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Making $(VENV) ($$($(PYTHON) --version)); the first time this downloads about 3 GB, torch most of it."
+	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed: on Debian, apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q -c constraints.txt -e '.[dev]'
+	@touch $@

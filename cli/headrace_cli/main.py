@@ -1,0 +1,29 @@
+"""Root of the `headrace` command line. Each part of the project owns its commands; here is only where they live."""
+
+from __future__ import annotations
+
+import typer
+
+from headrace_cli.lazy import Entry, lazy_group
+
+COMMANDS = {
+    "serve": Entry("headrace_engine.cli:serve", "engine", "Serve a model over the OpenAI API."),
+    "model": Entry("headrace_engine.cli:model_app", "engine", "Get the demo model."),
+    "bench": Entry("headrace_cli.bench:app", "engine", "Measure an engine, or any OpenAI server."),
+    "tune": Entry("headrace_tuner.commands:tune", "tuner", "Tune a running engine by hand."),
+    "status": Entry("headrace_operator.commands:status", "operator", "Services and tuning runs of a cluster."),
+    "explain": Entry("headrace_operator.commands:explain", "operator", "Why each knob has the value it has."),
+    "local": Entry("headrace_local.commands:app", "local", "The embedded cluster: up, down, status, demo."),
+}
+
+app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def root() -> None:
+    """Headrace: LLM serving on Kubernetes that tunes itself, and says what it did."""
+
+
+def main() -> None:
+    """Console entry point."""
+    app()

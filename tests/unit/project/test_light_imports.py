@@ -1,0 +1,26 @@
+"""The operator, the tuner, the clients and the command line start without torch: their images don't have it."""
+
+import subprocess
+import sys
+
+import pytest
+
+LIGHT = (
+    "headrace_api.v1alpha1",
+    "headrace_cli.main",
+    "headrace_client.kube",
+    "headrace_core.scheduler",
+    "headrace_local.commands",
+    "headrace_operator.app",
+    "headrace_tuner.commands",
+    "headrace_tuner.runner",
+)
+HEAVY = ("torch", "transformers", "triton", "safetensors", "headrace_engine")
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_module_brings_no_heavy_library(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
