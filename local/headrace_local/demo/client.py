@@ -1,0 +1,80 @@
+"""What a user would send: one streamed chat completion, and a stretch of mixed load by `headrace bench serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from headrace_local.demo import story as told
+from headrace_local.demo.stages import DemoError
+from headrace_local.demo.story import Story
+
+
+async def chat(url: str, model: str, question: str, *, max_tokens: int) -> AsyncIterator[str]:
+    """Yield the pieces of a streamed answer. Raises `DemoError` with the server's own words."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.post(f"{url}/v1/chat/completions", json=body) as response,
+    ):
+        if response.status != 200:
+            raise DemoError("chat completion", f"{response.status}: {await response.text()}")
+        async for line in response.content:
+            piece = _piece(line)
+            if piece:
+                yield piece
+
+
+def _piece(line: bytes) -> str:
+    text = line.decode().strip()
+    if not text.startswith("data: ") or text == "data: [DONE]":
+        return ""
+    choices = json.loads(text.removeprefix("data: ")).get("choices") or [{}]
+    return str(choices[0].get("delta", {}).get("content") or "")
+
+
+async def mixed_load(url: str, story: Story, *, seed: int) -> dict[str, Any]:
+    """Drive the story's load at `url` by the project's own load client; return its summary."""
+    options = {
+        "--rate": story.rate,
+        "--duration": story.mixed_load,
+        "--short-prompt-tokens": told.SHORT_PROMPT,
+        "--long-prompt-tokens": told.LONG_PROMPT,
+        "--long-share": told.LONG_SHARE,
+        "--output-tokens": told.OUTPUT_TOKENS,
+        "--seed": seed,
+        "--json": "-",
+    }
+    flags = [str(word) for pair in options.items() for word in pair]
+    return await _headrace_json("mixed load", "bench", "serve", url, *flags)
+
+
+async def calibrate(model: Path) -> dict[str, Any]:
+    """Step times of the engine on this machine. Raises `DemoError`."""
+    return await _headrace_json("calibration", "bench", "engine", str(model), "--json")
+
+
+async def _headrace_json(what: str, *words: str) -> dict[str, Any]:
+    """Run `headrace WORDS` in a process of its own and parse what it prints."""
+    command = [sys.executable, "-m", "headrace_cli", *words]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    if process.returncode != 0:
+        raise DemoError(what, err.decode()[-2000:].strip(), "the command was: " + " ".join(command))
+    loaded: dict[str, Any] = json.loads(out)
+    return loaded

@@ -1,0 +1,131 @@
+"""What the demo asks of this machine: rates, lengths and thresholds from a calibration of the engine.
+
+Pure. Machines differ by a factor of eight, so a fixed load idles one and drowns another. The story must be the same on
+each: a prefill chunk as long as the longest prompt stalls every running decode for `whole` seconds, a small chunk for
+`sliced` seconds, and the inter-token SLO lies between the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 768, 0.2, 32
+SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
+UTILIZATION = 0.5  # of what the engine can serve when it prefills in slices
+BAD_CHUNK = 1024  # longer than any prompt of the load: each is prefilled in one step
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Step times in seconds: `decode` by sequences in the batch, `prefill` by tokens of one chunk."""
+
+    model: str
+    device: str
+    dtype: str
+    cpu_features: tuple[str, ...]
+    threads: int
+    decode: Mapping[int, float]
+    prefill: Mapping[int, float]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Calibration:
+        """Parse the output of `headrace bench engine --json`. Raises KeyError or ValueError where it is not that."""
+        return cls(
+            model=str(data["model"]),
+            device=str(data["device"]),
+            dtype=str(data["dtype"]),
+            cpu_features=tuple(data["cpu_features"]),  # type: ignore[arg-type]
+            threads=int(str(data["threads"])),
+            decode=_table(data["decode_step_seconds"]),
+            prefill=_table(data["prefill_step_seconds"]),
+        )
+
+    def decode_step(self, sequences: float) -> float:
+        """Time of a step that decodes that many sequences, seconds."""
+        return interpolate(self.decode, sequences)
+
+    def prefill_step(self, tokens: float) -> float:
+        """Time of a step that prefills one chunk of that many tokens, seconds."""
+        return interpolate(self.prefill, tokens)
+
+    def prompt_seconds(self, tokens: int, chunk: int) -> float:
+        """Time to prefill one prompt in chunks, alone, seconds."""
+        full, rest = divmod(tokens, chunk)
+        return full * self.prefill_step(chunk) + (self.prefill_step(rest) if rest else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """Everything that the demo's resources need. Times in seconds, `rate` in requests a second."""
+
+    ttft: float
+    itl: float
+    attainment: float
+    rate: float
+    window: int
+    warmup: int
+    mixed_load: int
+    trials: int
+    blocks: int
+    whole: float
+    sliced: float
+
+
+def tell(calibration: Calibration) -> Story:
+    """Thresholds and load for this machine."""
+    beside = calibration.decode_step(DECODES)
+    sliced = calibration.prefill_step(SLICE) + beside
+    whole = calibration.prefill_step(LONG_PROMPT) + beside
+    long_sliced = calibration.prompt_seconds(LONG_PROMPT, SLICE)
+    work = (
+        LONG_SHARE * long_sliced
+        + (1 - LONG_SHARE) * calibration.prefill_step(SHORT_PROMPT)
+        + OUTPUT_TOKENS * beside / DECODES
+    )
+    rate = UTILIZATION / work
+    return Story(
+        ttft=round_up(4 * long_sliced + 4 * whole),
+        itl=round_up(math.sqrt(sliced * whole)),
+        attainment=0.9,
+        rate=float(f"{rate:.2g}"),
+        window=window_seconds(rate),
+        warmup=3,
+        mixed_load=60,
+        trials=8,
+        blocks=2,
+        whole=whole,
+        sliced=sliced,
+    )
+
+
+def window_seconds(rate: float) -> int:
+    """A trial's window: about 24 requests, 10 to 24 seconds."""
+    return round(min(24.0, max(10.0, 24 / rate)))
+
+
+def interpolate(table: Mapping[int, float], at: float) -> float:
+    """Piecewise linear through the table's points; beyond the last along its slope, before the first flat."""
+    points = sorted(table.items())
+    if len(points) == 1:
+        return points[0][1] * max(1.0, at / points[0][0])
+    if at <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in pairwise(points):
+        if at <= right or right == points[-1][0]:
+            return low + (high - low) * (at - left) / (right - left)
+    raise AssertionError("unreachable: the last pair returns")
+
+
+def round_up(seconds: float) -> float:
+    """To two significant digits, upwards, so that the manifest reads well."""
+    scale = 10 ** (1 - math.floor(math.log10(seconds)))
+    return math.ceil(seconds * scale) / scale
+
+
+def _table(raw: object) -> dict[int, float]:
+    if not isinstance(raw, Mapping) or not raw:
+        raise ValueError(f"a table of step times is expected, got {raw!r}")
+    return {int(key): float(value) for key, value in raw.items()}

@@ -1,0 +1,12 @@
+"""Hypothesis profiles for every test: dev by default, ci and nightly by HYPOTHESIS_PROFILE."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A noisy two-core machine makes deadlines and "too slow" checks say nothing about the code.
+for name, examples in (("dev", 25), ("ci", 200), ("nightly", 5000)):
+    settings.register_profile(
+        name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

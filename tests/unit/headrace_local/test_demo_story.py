@@ -1,0 +1,76 @@
+"""The demo tells the same story on a fast and on a slow machine."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from headrace_core.config import KNOB_BY_CAMEL, resolve
+from headrace_local.demo import manifests, story
+from headrace_local.demo.story import Calibration, interpolate, tell
+
+SLOW = Calibration(
+    model="m",
+    device="cpu",
+    dtype="float32",
+    cpu_features=("avx2",),
+    threads=2,
+    decode={1: 0.040, 4: 0.060, 8: 0.080},
+    prefill={32: 0.12, 128: 0.35, 512: 1.3, 1024: 2.8},
+)
+
+
+def scaled(factor: float) -> Calibration:
+    return replace(
+        SLOW,
+        decode={key: value * factor for key, value in SLOW.decode.items()},
+        prefill={key: value * factor for key, value in SLOW.prefill.items()},
+    )
+
+
+@pytest.mark.parametrize("factor", [0.05, 0.125, 1.0, 4.0])
+def test_the_inter_token_threshold_lies_between_a_slice_and_a_whole_prompt(factor: float) -> None:
+    told = tell(scaled(factor))
+    assert told.sliced < told.itl < told.whole
+    assert told.ttft > told.whole
+    assert 10 <= told.window <= 24
+
+
+def test_the_load_is_a_stated_share_of_what_the_engine_can_serve() -> None:
+    slow, fast = tell(SLOW), tell(scaled(0.125))
+    assert fast.rate == pytest.approx(8 * slow.rate, rel=0.1)
+
+
+def test_interpolation_passes_through_the_points_and_goes_on_beyond_them() -> None:
+    table = {32: 1.0, 128: 2.0, 512: 8.0}
+    assert [interpolate(table, at) for at in table] == [1.0, 2.0, 8.0]
+    assert interpolate(table, 16) == 1.0
+    assert interpolate(table, 896) == pytest.approx(14.0)
+    assert interpolate({4: 2.0}, 8) == 4.0
+
+
+def test_a_calibration_that_is_not_one_is_refused() -> None:
+    with pytest.raises(KeyError):
+        Calibration.from_json({})
+    with pytest.raises(ValueError, match="step times"):
+        Calibration.from_json(
+            {
+                "model": "m",
+                "device": "cpu",
+                "dtype": "float32",
+                "cpu_features": [],
+                "threads": 2,
+                "decode_step_seconds": {},
+                "prefill_step_seconds": {},
+            }
+        )
+
+
+def test_the_bad_config_is_valid_and_prefills_any_prompt_of_the_load_whole() -> None:
+    config = resolve({KNOB_BY_CAMEL[name].name: value for name, value in manifests.bad_config().items()})
+    assert config.chunk >= story.LONG_PROMPT
+
+
+def test_durations_are_whole_milliseconds_and_never_shorter() -> None:
+    assert manifests.duration(0.4301) == "431ms"
+    assert math.isclose(story.round_up(0.123), 0.13)
