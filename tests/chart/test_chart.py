@@ -25,7 +25,7 @@ def helm() -> str:
 @pytest.fixture
 def render(helm: str) -> Render:
     def run(*settings: str) -> list[dict[str, Any]]:
-        command = [helm, "template", "headrace", str(CHART), "--namespace", "headrace-system"]
+        command = [helm, "template", "headrace", str(CHART), "--namespace", "headrace-system", "--kube-version", "1.36.3"]
         for setting in settings:
             command += ["--set", setting]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -99,7 +99,7 @@ def test_admin_secret_is_ours_unless_one_is_named(render: Render) -> None:
     ("setting", "word"), [("prometheus.url=ftp://x", "prometheus"), ("operator.logLevel=LOUD", "logLevel"), ("nope=1", "nope")]
 )
 def test_wrong_values_are_refused_with_their_name(helm: str, setting: str, word: str) -> None:
-    command = [helm, "template", "headrace", str(CHART), "--set", setting]
+    command = [helm, "template", "headrace", str(CHART), "--kube-version", "1.36.3", "--set", setting]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert word in done.stderr

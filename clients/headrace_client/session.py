@@ -1,0 +1,37 @@
+"""A session that is made at first use and shared or closed as its owner says; base of the small clients."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import aiohttp
+
+
+class Client:
+    """Base of a client of one address; an async context manager. A session given from outside is left open."""
+
+    def __init__(self, url: str, *, session: aiohttp.ClientSession | None = None, timeout: float = 10.0) -> None:
+        self.url = url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._given = session
+        self._own: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the session that was made here."""
+        if self._own is not None:
+            await self._own.close()
+            self._own = None
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._given is not None:
+            return self._given
+        if self._own is None:
+            self._own = aiohttp.ClientSession(timeout=self._timeout)
+        return self._own

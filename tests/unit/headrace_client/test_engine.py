@@ -1,0 +1,89 @@
+"""The client of the engine's admin port."""
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from headrace_client.engine import EngineAdmin
+from headrace_client.errors import EngineDenied, EngineError, EngineRefused, EngineUnavailable, StaleGeneration
+
+STATE = {
+    "generation": 3,
+    "revision": "r1",
+    "config": {"max_num_seqs": 8},
+    "knobs": [{"name": "max_num_seqs", "class": "hot", "ceiling": 256}, {"name": "seed", "ceiling": None}],
+    "device": "cpu",
+    "dtype": "float32",
+    "pretend_gpu": True,
+    "started_at": 12.5,
+    "slo": None,
+}
+
+
+async def test_get_config(double: Any) -> None:
+    double.then(double.json(STATE))
+    async with EngineAdmin(double.url + "/", "secret") as admin:
+        state = await admin.get_config()
+    assert (state.generation, state.config, state.pretend_gpu, state.slo) == (3, {"max_num_seqs": 8}, True, None)
+    assert [state.ceiling(name) for name in ("max_num_seqs", "seed", "x")] == [256, None, None]
+    assert double.seen[0].headers["Authorization"] == "Bearer secret"
+    assert double.seen[0].path == "/admin/config"
+
+
+async def test_patch_sends_only_what_is_given(double: Any) -> None:
+    double.then(double.json(STATE), double.json(STATE))
+    async with aiohttp.ClientSession() as session:
+        admin = EngineAdmin(double.url, session=session)
+        await admin.patch_config({"max_num_seqs": 4})
+        await admin.patch_config({"preemptible": False}, revision="r2", if_generation=3)
+        await admin.close()
+        assert not session.closed
+    assert double.seen[0].body == {"knobs": {"max_num_seqs": 4}}
+    assert double.seen[1].body == {"knobs": {"preemptible": False}, "revision": "r2", "if_generation": 3}
+    assert "Authorization" not in double.seen[0].headers
+
+
+async def test_a_refusal_lists_every_knob(double: Any) -> None:
+    problems = [{"knob": "max_num_seqs", "message": "exceeds the boot value"}, {"knob": "dtype", "message": "not hot"}]
+    body = {"error": {"message": "config refused", "code": "config_refused"}, "problems": problems}
+    double.then(double.json(body, 422))
+    async with EngineAdmin(double.url) as admin:
+        with pytest.raises(EngineRefused, match="HTTP 422: config refused") as refused:
+            await admin.patch_config({"max_num_seqs": 10**6})
+    assert [str(problem) for problem in refused.value.problems] == [
+        "max_num_seqs: exceeds the boot value",
+        "dtype: not hot",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, EngineDenied),
+        (403, EngineDenied),
+        (409, StaleGeneration),
+        (500, EngineUnavailable),
+        (503, EngineUnavailable),
+        (404, EngineError),
+    ],
+)
+async def test_statuses(double: Any, status: int, kind: type[EngineError]) -> None:
+    double.then(double.json({"error": {"message": "why"}}, status))
+    async with EngineAdmin(double.url) as admin:
+        with pytest.raises(EngineError, match=f"PATCH {double.url}/admin/config: HTTP {status}: why") as failed:
+            await admin.patch_config({})
+    assert type(failed.value) is kind
+
+
+async def test_no_answer() -> None:
+    async with EngineAdmin("http://127.0.0.1:1") as admin:
+        with pytest.raises(EngineUnavailable, match=r"GET http://127.0.0.1:1/admin/config: no answer"):
+            await admin.get_config()
+
+
+async def test_somebody_elses_port(double: Any) -> None:
+    double.then(double.json({"hello": 1}))
+    async with EngineAdmin(double.url) as admin:
+        with pytest.raises(EngineError, match="not an engine's answer"):
+            await admin.get_config()

@@ -1,0 +1,67 @@
+"""A window is the difference of two scrapes, or nothing."""
+
+import math
+
+import pytest
+
+from headrace_client.prom import Sample
+from headrace_client.window_reader import Edge, between, selector
+from headrace_core.windows import WindowVoidError
+
+POD = {"namespace": "demo", "pod": "chat-1"}
+KEY = tuple(sorted(POD.items()))
+
+
+def sample(name: str, value: float, **labels: str) -> Sample:
+    return Sample({"__name__": name, **POD, **labels}, 0.0, value)
+
+
+def edge(at: float, *, total: float, good: float, started: float = 5.0, generation: str = "1") -> Edge:
+    labels = {"config_generation": generation}
+    samples = [
+        sample("headrace:slo_requests_total", total, **labels),
+        sample("headrace:slo_requests_good_total", good, **labels),
+        sample("headrace:output_tokens_total", 10 * total, **labels),
+        *(sample("headrace:ttft_seconds_bucket", total, le=le, **labels) for le in ("0.1", "+Inf")),
+        *(sample("headrace:itl_seconds_bucket", 9 * total, le=le, **labels) for le in ("0.05", "+Inf")),
+    ]
+    return Edge(at, {KEY: started}, tuple(samples))
+
+
+def test_a_window_counts_what_came_between() -> None:
+    stats = between(edge(100.0, total=4, good=2), edge(110.0, total=24, good=18))
+    assert (stats.requests, stats.good, stats.output_tokens) == (20, 16, 200)
+    assert stats.attainment == 0.8
+    assert stats.goodput == pytest.approx(1.6)
+    assert stats.ttft_p95 == pytest.approx(0.095)
+    assert stats.itl_max == 0.05
+
+
+def test_a_series_born_inside_the_window_starts_at_zero() -> None:
+    before = Edge(100.0, {KEY: 5.0}, ())
+    stats = between(before, edge(110.0, total=6, good=6, generation="2"))
+    assert (stats.requests, stats.good) == (6, 6)
+
+
+def test_an_empty_window_has_no_attainment() -> None:
+    assert math.isnan(between(edge(100.0, total=4, good=2), edge(110.0, total=4, good=2)).attainment)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (edge(100.0, total=4, good=2), edge(110.0, total=9, good=2, started=6.0), "restarted"),
+        (edge(100.0, total=4, good=2), Edge(110.0, {}, ()), "went away"),
+        (Edge(100.0, {}, ()), edge(110.0, total=4, good=2), "appeared"),
+        (edge(100.0, total=4, good=2), edge(110.0, total=3, good=2), "fell"),
+        (edge(100.0, total=4, good=2), Edge(110.0, {KEY: 5.0}, ()), "vanished"),
+    ],
+)
+def test_what_is_not_one_process_is_void(before: Edge, after: Edge, why: str) -> None:
+    with pytest.raises(WindowVoidError, match=why):
+        between(before, after)
+
+
+def test_selector_quotes_values() -> None:
+    assert selector("m", {"a": 'x"y'}, {"b": "z"}) == 'm{a="x\\"y",b="z"}'
+    assert selector("", {"a": "x"}, by_name="m|n") == '{__name__=~"m|n",a="x"}'
