@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 
 from headrace_local.demo import story as told
-from headrace_local.demo.stages import DemoError
 from headrace_local.demo.story import Story
+from headrace_local.errors import LocalError
 
 
 async def chat(url: str, model: str, question: str, *, max_tokens: int) -> AsyncIterator[str]:
-    """Yield the pieces of a streamed answer. Raises `DemoError` with the server's own words."""
+    """Yield the pieces of a streamed answer. Raises `LocalError` with the server's own words."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
@@ -31,7 +31,7 @@ async def chat(url: str, model: str, question: str, *, max_tokens: int) -> Async
         session.post(f"{url}/v1/chat/completions", json=body) as response,
     ):
         if response.status != 200:
-            raise DemoError("chat completion", f"{response.status}: {await response.text()}")
+            raise LocalError("The chat completion failed.", why=f"{response.status}: {await response.text()}")
         async for line in response.content:
             piece = _piece(line)
             if piece:
@@ -59,22 +59,34 @@ async def mixed_load(url: str, story: Story, *, seed: int) -> dict[str, Any]:
         "--json": "-",
     }
     flags = [str(word) for pair in options.items() for word in pair]
-    return await _headrace_json("mixed load", "bench", "serve", url, *flags)
+    return await _headrace_json("The mixed load", "bench", "serve", url, *flags)
 
 
 async def calibrate(model: Path) -> dict[str, Any]:
-    """Step times of the engine on this machine. Raises `DemoError`."""
-    return await _headrace_json("calibration", "bench", "engine", str(model), "--json")
+    """Step times of the engine on this machine. Raises `LocalError`."""
+    return await _headrace_json("The calibration", "bench", "engine", str(model), "--json")
+
+
+async def demo_model() -> Path:
+    """Folder of the demo model, made if it is not there (`headrace model demo`). Raises `LocalError`."""
+    printed = await _headrace("Getting the demo model", "model", "demo")
+    return Path(printed.strip().splitlines()[-1])
 
 
 async def _headrace_json(what: str, *words: str) -> dict[str, Any]:
-    """Run `headrace WORDS` in a process of its own and parse what it prints."""
+    loaded: dict[str, Any] = json.loads(await _headrace(what, *words))
+    return loaded
+
+
+async def _headrace(what: str, *words: str) -> str:
+    """Run `headrace WORDS` in a process of its own, since its package is not ours to import; what it prints."""
     command = [sys.executable, "-m", "headrace_cli", *words]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     out, err = await process.communicate()
     if process.returncode != 0:
-        raise DemoError(what, err.decode()[-2000:].strip(), "the command was: " + " ".join(command))
-    loaded: dict[str, Any] = json.loads(out)
-    return loaded
+        raise LocalError(
+            f"{what} failed.", why="The command was: " + " ".join(command), detail=err.decode()[-2000:].strip()
+        )
+    return out.decode()

@@ -11,13 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-
-class DemoError(Exception):
-    """A step's check did not hold: `what` failed, `why`, and `todo` says where to look."""
-
-    def __init__(self, what: str, why: str, todo: str = "") -> None:
-        super().__init__(f"{what}: {why}")
-        self.what, self.why, self.todo = what, why, todo
+from headrace_local.errors import LocalError
+from headrace_local.progress import elapsed_text
 
 
 @dataclass(slots=True)
@@ -26,18 +21,15 @@ class Stage:
 
     title: str
     console: Console
-    facts: list[str] = field(default_factory=list)
-    status: object = None
 
     def say(self, fact: str) -> None:
         """Print one fact below the step's title."""
-        self.facts.append(fact)
         self.console.print(f"    {fact}", highlight=False)
 
     def check(self, holds: bool, what: str, why: str, todo: str = "") -> None:
-        """Go on if `holds`, else end the demo. Raises `DemoError`."""
+        """Go on if `holds`, else end the demo. Raises `LocalError`."""
         if not holds:
-            raise DemoError(what, why, todo)
+            raise LocalError(f"This did not hold: {what}.", why=why, todo=todo)
         self.console.print(f"    [green]✓[/green] {escape(what)}", highlight=False)
 
 
@@ -58,15 +50,7 @@ class Stages:
         yield Stage(title, self.console)
         seconds = time.monotonic() - started
         self.times.append((title, seconds))
-        self.console.print(f"    [dim]took {clock(seconds)}[/dim]", highlight=False)
-
-
-def clock(seconds: float) -> str:
-    """`7.3 s`, `2 min 05 s`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
+        self.console.print(f"    [dim]took {elapsed_text(seconds)}[/dim]", highlight=False)
 
 
 def evidence_folder() -> Path:

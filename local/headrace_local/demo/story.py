@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 768, 0.2, 32
+SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 384, 0.2, 12
 SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
-UTILIZATION = 0.5  # of what the engine can serve when it prefills in slices
-BAD_CHUNK = 1024  # longer than any prompt of the load: each is prefilled in one step
+BATCH = 8  # sequences that share a decode step when the engine is busy
+UTILIZATION = 0.6  # of what the engine can serve when it prefills in slices
+BAD_CHUNK = 512  # longer than any prompt of the load: each is prefilled in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def tell(calibration: Calibration) -> Story:
     work = (
         LONG_SHARE * long_sliced
         + (1 - LONG_SHARE) * calibration.prefill_step(SHORT_PROMPT)
-        + OUTPUT_TOKENS * beside / DECODES
+        + OUTPUT_TOKENS * calibration.decode_step(BATCH) / BATCH
     )
     rate = UTILIZATION / work
     return Story(
@@ -94,7 +95,7 @@ def tell(calibration: Calibration) -> Story:
         window=window_seconds(rate),
         warmup=3,
         mixed_load=60,
-        trials=8,
+        trials=6,
         blocks=2,
         whole=whole,
         sliced=sliced,
@@ -121,7 +122,7 @@ def interpolate(table: Mapping[int, float], at: float) -> float:
 
 def round_up(seconds: float) -> float:
     """To two significant digits, upwards, so that the manifest reads well."""
-    scale = 10 ** (1 - math.floor(math.log10(seconds)))
+    scale = 10.0 ** (1 - math.floor(math.log10(seconds)))
     return math.ceil(seconds * scale) / scale
 
 

@@ -1,0 +1,96 @@
+"""What the API server has to know about our own parts: their roles, and the node's label; and the wait for the node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from headrace_client.errors import KubeError
+from headrace_client.kube import Kube
+from headrace_local.errors import LocalError
+from headrace_local.layout import Slot
+from headrace_local.pki import SERVICE_PROXY_USER, Pki
+from headrace_local.probe import get_json, tls
+from headrace_local.processes import log_tail
+from headrace_local.progress import Step
+from headrace_local.prometheus import rbac, user_role
+
+GPU = "nvidia.com/gpu"
+PRETEND_LABEL = "headrace.dev/pretend-gpus"
+FIELD_MANAGER = "headrace-local"
+NODE_SECONDS = 120
+POLL_SECONDS = 0.2
+
+
+def roles() -> list[dict[str, Any]]:
+    """Roles of Prometheus and of the Service proxy: each may read what it works on, and nothing else."""
+    rules = [{"apiGroups": [""], "resources": ["services", "pods"], "verbs": ["get", "list", "watch"]}]
+    return [*rbac(), *user_role(SERVICE_PROXY_USER, rules)]
+
+
+def grant_roles(slot: Slot) -> None:
+    """Apply the roles; LocalError if the API server refuses them."""
+    apply(slot, roles())
+
+
+def label_node(slot: Slot, *, gpus: int) -> None:
+    """Say on the node that its GPUs are pretend ones, so that nobody takes its figures for a GPU's."""
+    metadata = {"name": slot.node_name, "labels": {PRETEND_LABEL: "true"}}
+    if gpus:
+        apply(slot, [{"apiVersion": "v1", "kind": "Node", "metadata": metadata}])
+
+
+def wait_for_node(slot: Slot, pki: Pki, *, gpus: int, step: Step) -> None:
+    """Wait until the node is Ready and offers the GPUs; LocalError with what it lacks if that takes too long."""
+    context = tls(pki, pki.admin)
+    url = f"{slot.apiserver_url}/api/v1/nodes/{slot.node_name}"
+    deadline = time.monotonic() + NODE_SECONDS
+    while True:
+        missing = lacks(get_json(url, context), gpus)
+        if not missing:
+            step.detail("")
+            return
+        step.detail(missing)
+        if time.monotonic() > deadline:
+            log = slot.log_file("kubelet")
+            raise LocalError(
+                f"The node was not ready within {NODE_SECONDS} s: {missing}.",
+                why=f"The end of the kubelet's log, {log}:",
+                detail=log_tail(log),
+                todo=f"The logs of kubelet, runtime and device plugin in {slot.logs_dir} say what it waits for.",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def lacks(node: dict[str, Any] | None, gpus: int) -> str:
+    """What the node object still lacks, in words; empty if nothing (pure)."""
+    if node is None:
+        return "the kubelet has not registered it yet"
+    status = node.get("status", {})
+    for condition in status.get("conditions", []):
+        if condition["type"] == "Ready" and condition["status"] != "True":
+            return str(condition.get("message") or condition.get("reason") or "not Ready")
+    if not any(condition["type"] == "Ready" for condition in status.get("conditions", [])):
+        return "it has no Ready condition yet"
+    offered = int(status.get("allocatable", {}).get(GPU, "0"))
+    return "" if offered == gpus else f"it offers {offered} of {gpus} {GPU}"
+
+
+def apply(slot: Slot, bodies: Sequence[dict[str, Any]]) -> None:
+    """Apply the objects as the slot's administrator; LocalError with the API server's words. Not from within a loop."""
+
+    async def apply_all() -> None:
+        async with Kube.auto(kubeconfig=slot.kubeconfig) as kube:
+            for body in bodies:
+                await kube.apply(body, field_manager=FIELD_MANAGER)
+
+    try:
+        asyncio.run(apply_all())
+    except KubeError as error:
+        raise LocalError(
+            f"The API server of slot {slot.number} did not take what the cluster needs.",
+            why=str(error),
+            todo=f"Its log is {slot.log_file('kube-apiserver')}.",
+        ) from error

@@ -1,0 +1,315 @@
+"""Processes that outlive the command that starts them: started with a log and a record, stopped by that record.
+
+A record holds the process's start time beside its pid, and signals go through a pidfd that is opened before the start
+time is compared: a pid that the kernel has given to somebody else meanwhile is never signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace_local.errors import LocalError
+from headrace_local.layout import Slot
+
+#: In the environment of every process of a slot, and so of its children: how `down` finds what a kill -9 left behind.
+STATE_MARKER = "HEADRACE_LOCAL_STATE"
+TAIL_LINES = 15
+POLL_SECONDS = 0.05
+KILL_SECONDS = 10.0
+_RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGQUIT, signal.SIGCHLD)
+
+
+class ProcessError(LocalError):
+    """A process ended before it was ready, or was not ready in time; carries the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to start, and how to know that it serves.
+
+    `ready` asks the real thing (a health port, a file it writes) and returns at once; `ready_seconds` is how long that
+    may take; `grace_seconds` is how long it may take to end after SIGTERM. `prefix` is a command that runs the rest
+    (`nsenter ... --`) in place of itself.
+    """
+
+    name: str
+    argv: Sequence[str]
+    ready: Callable[[], bool]
+    ready_seconds: float = 60.0
+    grace_seconds: float = 15.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    prefix: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One process for all time: pids are used again, (boot, pid, start time) is not. `start_ticks` is since boot."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int) -> Identity | None:
+        """The process that has this pid now, or None if there is none (a zombie counts as none)."""
+        stat = _stat(pid)
+        return None if stat is None or stat.ended else cls(pid, stat.start_ticks, _boot_id())
+
+    def alive(self) -> bool:
+        """Whether that very process still runs."""
+        stat = _stat(self.pid)
+        if stat is None or stat.start_ticks != self.start_ticks or self.boot_id != _boot_id():
+            return False
+        if stat.ended:
+            _reap(self.pid)
+        return not stat.ended
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it has ended, at most `seconds`; whether it has."""
+        with self._pidfd() as descriptor:
+            if descriptor is None:
+                return True
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            poller.poll(max(0, int(seconds * 1000)))
+        return not self.alive()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it; nothing happens if it has ended."""
+        with self._pidfd() as descriptor:
+            if descriptor is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, number)
+
+    @contextlib.contextmanager
+    def _pidfd(self) -> Iterator[int | None]:
+        """A descriptor of this very process, or None: opened first, compared after, so it can't be another's."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except (ProcessLookupError, OSError):
+            yield None
+            return
+        try:
+            yield descriptor if self.alive() else None
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is written down about a started process."""
+
+    name: str
+    identity: Identity
+    argv: tuple[str, ...]
+    grace_seconds: float
+
+    def dump(self) -> str:
+        """The record as JSON."""
+        fields = {"name": self.name, "argv": list(self.argv), "grace_seconds": self.grace_seconds}
+        identity = {
+            "pid": self.identity.pid,
+            "start_ticks": self.identity.start_ticks,
+            "boot_id": self.identity.boot_id,
+        }
+        return json.dumps(fields | identity, indent=1)
+
+    @classmethod
+    def load(cls, text: str) -> Record:
+        """Read what `dump` wrote; ValueError or KeyError if it is something else."""
+        data = json.loads(text)
+        identity = Identity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+        return cls(str(data["name"]), identity, tuple(data["argv"]), float(data["grace_seconds"]))
+
+
+class Processes:
+    """The processes of one slot."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    def start(self, spec: ProcessSpec) -> Record:
+        """Start it and wait until it is ready. ProcessError (it is stopped then) if it ends or is too slow."""
+        record = self._spawn(spec)
+        try:
+            self._wait_ready(spec, record.identity)
+        except BaseException:
+            self.stop(record)
+            raise
+        return record
+
+    def records(self) -> list[Record]:
+        """Every record on disk, in the order of their start. One that can't be read counts as absent."""
+        found = []
+        for path in self._slot.pids_dir.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found.append(Record.load(path.read_text()))
+        return sorted(found, key=lambda record: (record.identity.start_ticks, record.identity.pid))
+
+    def alive(self) -> dict[str, Record]:
+        """The processes that run now, by name."""
+        return {record.name: record for record in self.records() if record.identity.alive()}
+
+    def stop(self, record: Record) -> None:
+        """SIGTERM, wait for its grace, SIGKILL; forget the record. LocalError if even that does not end it."""
+        identity = record.identity
+        identity.send(signal.SIGTERM)
+        if not identity.wait(record.grace_seconds):
+            identity.send(signal.SIGKILL)
+            if not identity.wait(KILL_SECONDS):
+                raise LocalError(
+                    f"{record.name} (pid {identity.pid}) does not end, not even by SIGKILL.",
+                    why="It waits in the kernel, as a rule on a mount or a disk that does not answer.",
+                    todo=f"Look at /proc/{identity.pid}/stack, then run the command again.",
+                )
+        self._slot.pid_file(record.name).unlink(missing_ok=True)
+
+    def stop_all(self, *, but: Collection[str] = ()) -> None:
+        """Stop all that run, the newest first; leave those whose names are in `but`."""
+        for record in reversed(self.records()):
+            if record.name not in but:
+                self.stop(record)
+
+    def _spawn(self, spec: ProcessSpec) -> Record:
+        slot = self._slot
+        for folder in (slot.pids_dir, slot.logs_dir, slot.run_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+        argv = [*spec.prefix, *spec.argv]
+        environment = {**os.environ, **spec.env, STATE_MARKER: str(slot.state_dir)}
+        pid = _spawn_detached(argv, environment, slot.log_file(spec.name))
+        identity = Identity.of(pid) or Identity(pid, 0, _boot_id())  # 0: it has ended already, nothing equals it
+        record = Record(spec.name, identity, tuple(argv), spec.grace_seconds)
+        slot.pid_file(spec.name).write_text(record.dump())
+        return record
+
+    def _wait_ready(self, spec: ProcessSpec, identity: Identity) -> None:
+        deadline = time.monotonic() + spec.ready_seconds
+        log = self._slot.log_file(spec.name)
+        while not spec.ready():
+            if identity.wait(POLL_SECONDS):
+                raise ProcessError(
+                    f"{spec.name} ended before it was ready.",
+                    why=f"The end of its log, {log}:",
+                    detail=log_tail(log) or "(the log is empty)",
+                    todo="Put right what the log names, then run `headrace local up` again.",
+                )
+            if time.monotonic() > deadline:
+                raise ProcessError(
+                    f"{spec.name} was not ready within {spec.ready_seconds:.0f} s.",
+                    why=f"It still runs. The end of its log, {log}:",
+                    detail=log_tail(log) or "(the log is empty)",
+                    todo="A loaded machine may just need longer: try again; otherwise the log says what it waits for.",
+                )
+
+
+def log_tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, without reading the whole of it; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 400 * lines))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def marked_processes(state_dir: Path) -> list[Identity]:
+    """Every process of this machine that was started for the slot in `state_dir`, or by one that was.
+
+    Known by the marker in its environment, or because its own root is an overlay whose upper layer lies in `state_dir`
+    (a container whose environment was cleared). Processes of other users that we may not look at are left out.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        if _has_marker(entry, state_dir) or _has_root_in(entry, state_dir):
+            identity = Identity.of(int(entry.name))
+            if identity is not None:
+                found.append(identity)
+    return found
+
+
+def command_of(identity: Identity) -> str:
+    """The command line of the process, for messages; empty when it has ended."""
+    try:
+        raw = Path(f"/proc/{identity.pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _has_marker(entry: Path, state_dir: Path) -> bool:
+    try:
+        environment = (entry / "environ").read_bytes()
+    except OSError:
+        return False
+    return f"{STATE_MARKER}={state_dir}".encode() in environment.split(b"\0")
+
+
+def _has_root_in(entry: Path, state_dir: Path) -> bool:
+    try:
+        mounts = (entry / "mountinfo").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(f"upperdir={state_dir}/" in line and line.split(" ")[4] == "/" for line in mounts.splitlines())
+
+
+def _spawn_detached(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+    """Start argv in a session of its own, stdin empty, stdout and stderr into `log`; return its pid."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    try:
+        return os.posix_spawnp(
+            argv[0],
+            list(argv),
+            dict(environment),
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_RESET_SIGNALS,
+        )
+    except OSError as error:
+        raise ProcessError(
+            f"{argv[0]} can't be started.",
+            why=str(error),
+            todo="See that the file is there and executable (`headrace local binaries` lists them).",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    ended: bool
+    start_ticks: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *rest = text.rpartition(")")[2].split()  # the command's name, in parentheses, may hold anything
+    return _Stat(ended=state in "ZX", start_ticks=int(rest[18]))
+
+
+def _reap(pid: int) -> None:
+    """Collect a dead child of ours; of a dead child of somebody else we only take notice."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,161 @@
+"""What a container sees as its root: planned here as data (pure), carried out by `inner.rootfs`.
+
+The image is this machine: an overlay of `/` (and of every other real file system of the machine) that the container
+may write to without touching the machine. Folders that no image would carry are hidden: the machine's temporary and
+run-time folders, and the clusters' own state with its keys.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace_local.runtime.records import MountRecord
+
+Step = dict[str, object]
+
+#: File systems that are views into the kernel or hold nothing that an image would.
+_NOT_AN_IMAGE = frozenset(
+    [
+        *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
+        *("fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs"),
+        *("squashfs", "sysfs", "tmpfs", "tracefs"),
+    ]
+)
+_MADE_HERE = ("/proc", "/sys", "/dev")
+
+
+@dataclass(frozen=True, slots=True)
+class MountPoint:
+    """A mount of the machine."""
+
+    path: str
+    kind: str
+    is_folder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenFolder:
+    """A folder to be shown empty, and the mode of the empty one."""
+
+    path: str
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the plan has to know of the machine.
+
+    `needed` are the files and folders that our own Python, its packages and the models are in; `mapped_root` says
+    that root is only root of a user namespace.
+    """
+
+    mounts: tuple[MountPoint, ...]
+    needed: tuple[str, ...]
+    hidden: tuple[HiddenFolder, ...]
+    mapped_root: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRequest:
+    """What one container asks for. `devices` are (host path, container path)."""
+
+    as_root: bool
+    readonly_root: bool
+    mounts: Sequence[MountRecord] = ()
+    devices: Sequence[tuple[str, str]] = ()
+    masked: Sequence[str] = ()
+    readonly: Sequence[str] = ()
+
+
+def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
+    """The steps that make the container's root, in order."""
+    hidden = _hidden(machine)
+    layers = ["/", *_further_layers(machine, hidden)]
+    steps: list[Step] = [{"do": "overlay", "lower": layer, "userxattr": machine.mapped_root} for layer in layers]
+    steps += [_bind(path, path, readonly=True) for path in _file_mounts(machine, hidden)]
+    steps += [{"do": "hide", "path": folder.path, "mode": folder.mode} for folder in hidden]
+    if not request.as_root:
+        steps += _opened(machine.needed)
+    steps += [{"do": "dev"}, {"do": "proc"}, {"do": "sys"}]
+    # A mount inside another one must come after it, or it would be covered.
+    for mount in sorted(request.mounts, key=lambda mount: _depth(mount.container_path)):
+        steps.append(_bind(mount.host_path, mount.container_path, mount.readonly, deep=mount.recursive_readonly))
+    steps += [_bind(source, target, readonly=False) for source, target in request.devices]
+    steps += [{"do": "mask", "path": path} for path in request.masked]
+    steps += [{"do": "readonly", "path": path} for path in request.readonly]
+    if request.readonly_root:
+        volumes = {mount.container_path.rstrip("/") for mount in request.mounts}
+        sealed = [*layers, *(folder.path for folder in hidden if folder.path not in volumes)]
+        steps.append({"do": "seal", "paths": sealed})
+    return steps
+
+
+def parse_mounts(mountinfo: str) -> list[tuple[str, str, str]]:
+    """(mount point, file system type, source) of each line of /proc/self/mountinfo, in order."""
+    found: list[tuple[str, str, str]] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        path = before.split()[4].encode().decode("unicode_escape").encode("latin-1").decode()
+        kind, source, *_ = after.split()
+        found.append((path, kind, source))
+    return found
+
+
+def parents(path: str) -> list[str]:
+    """The folders above a path, outermost first, without the root."""
+    parts = path.strip("/").split("/")
+    return ["/" + "/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def below(path: str, folder: str) -> bool:
+    """Whether the path is the folder or lies in it."""
+    return folder in {"/", path} or path.startswith(folder.rstrip("/") + "/")
+
+
+def _hidden(machine: Machine) -> list[HiddenFolder]:
+    """The folders to hide: none that holds something needed, none inside another."""
+    chosen: list[HiddenFolder] = []
+    for folder in machine.hidden:
+        holds_needed = any(below(path, folder.path) for path in machine.needed)
+        if not holds_needed and not any(below(folder.path, other.path) for other in chosen):
+            chosen.append(folder)
+    return chosen
+
+
+def _shown(machine: Machine, hidden: Iterable[HiddenFolder]) -> Iterator[MountPoint]:
+    """The machine's mounts other than `/` that belong to the image: real file systems, and what holds needed things."""
+    covered = [*_MADE_HERE, *(folder.path for folder in hidden)]
+    for mount in {
+        mount.path: mount for mount in machine.mounts
+    }.values():  # the last mount at a place is the visible one
+        if mount.path == "/" or any(below(mount.path, folder) for folder in covered):
+            continue
+        if mount.kind not in _NOT_AN_IMAGE or any(below(path, mount.path) for path in machine.needed):
+            yield mount
+
+
+def _further_layers(machine: Machine, hidden: Iterable[HiddenFolder]) -> list[str]:
+    return sorted((mount.path for mount in _shown(machine, hidden) if mount.is_folder), key=_depth)
+
+
+def _file_mounts(machine: Machine, hidden: Iterable[HiddenFolder]) -> list[str]:
+    """Single files that are mounted, as container engines do with /etc/resolv.conf."""
+    return [mount.path for mount in _shown(machine, hidden) if not mount.is_folder]
+
+
+def _opened(needed: Iterable[str]) -> list[Step]:
+    """Let a user who is not root reach what is needed: its parents may be passed, it may be read."""
+    leaves = list(dict.fromkeys(needed))
+    passed = dict.fromkeys(parent for path in leaves for parent in parents(path))
+    steps: list[Step] = [{"do": "open", "path": path, "leaf": False} for path in passed if path not in leaves]
+    return steps + [{"do": "open", "path": path, "leaf": True} for path in leaves]
+
+
+def _bind(source: str, target: str, readonly: bool, *, deep: bool = False) -> Step:
+    return {"do": "bind", "source": source, "target": target, "readonly": readonly, "recursive_readonly": deep}
+
+
+def _depth(path: str) -> int:
+    return posixpath.normpath(path).count("/")

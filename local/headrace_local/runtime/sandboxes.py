@@ -1,0 +1,111 @@
+"""Pods: an address and a record; there is no process behind a sandbox, since pods share the machine's network."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headrace_local.layout import Slot
+from headrace_local.runtime.addresses import next_address
+from headrace_local.runtime.errors import NotFoundError, RefusedError
+from headrace_local.runtime.processes import boot_id
+from headrace_local.runtime.records import Records, SandboxRecord
+
+log = logging.getLogger(__name__)
+
+# runtime.v1.NamespaceMode
+_POD, _NODE = 0, 2
+
+
+class Sandboxes:
+    """Makes, stops and removes sandboxes. `end_container` ends and `remove_container` removes one by its id."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        records: Records,
+        *,
+        end_container: Callable[[str], None],
+        remove_container: Callable[[str], None],
+    ) -> None:
+        self._slot = slot
+        self._records = records
+        self._end_container = end_container
+        self._remove_container = remove_container
+
+    def run(self, config: Any, runtime_handler: str) -> SandboxRecord:
+        """A new sandbox with an address that no living one has."""
+        options = config.linux.security_context.namespace_options
+        _check(options, runtime_handler)
+        with self._records.lock:
+            address = "" if options.network == _NODE else self._take_address()
+            record = SandboxRecord(
+                id=secrets.token_hex(32),
+                name=config.metadata.name,
+                uid=config.metadata.uid,
+                namespace=config.metadata.namespace,
+                attempt=config.metadata.attempt,
+                hostname=config.hostname,
+                address=address,
+                host_network=options.network == _NODE,
+                log_directory=config.log_directory,
+                created_at=time.time_ns(),
+                boot=boot_id(),
+                labels=dict(config.labels),
+                annotations=dict(config.annotations),
+                dns_servers=tuple(config.dns_config.servers),
+                dns_searches=tuple(config.dns_config.searches),
+                dns_options=tuple(config.dns_config.options),
+            )
+            self._records.put_sandbox(record)
+        log.info("pod %s/%s has address %s", record.namespace, record.name, address or "of the host")
+        return record
+
+    def stop(self, sandbox_id: str) -> None:
+        """End what runs in it and give its address back; nothing happens if it is unknown or stopped."""
+        record = self._records.sandbox(sandbox_id)
+        if record is None:
+            return
+        for container in self._records.containers(sandbox_id):
+            self._end_container(container.id)
+        self._records.put_sandbox(dataclasses.replace(record, ready=False))
+
+    def remove(self, sandbox_id: str) -> None:
+        """Stop it and forget it with its containers."""
+        self.stop(sandbox_id)
+        for container in self._records.containers(sandbox_id):
+            self._remove_container(container.id)
+        self._records.drop_sandbox(sandbox_id)
+
+    def get(self, sandbox_id: str) -> SandboxRecord:
+        """The sandbox; NotFoundError."""
+        record = self._records.sandbox(sandbox_id)
+        if record is None:
+            raise NotFoundError(f"sandbox {sandbox_id} does not exist")
+        return record
+
+    def adopt(self) -> None:
+        """After a start of the runtime: sandboxes of an earlier boot of the machine are no longer ready."""
+        boot = boot_id()
+        for record in self._records.sandboxes():
+            if record.ready and record.boot != boot:
+                self._records.put_sandbox(dataclasses.replace(record, ready=False))
+
+    def _take_address(self) -> str:
+        taken = {record.address for record in self._records.sandboxes() if record.ready}
+        address, self._records.cursor = next_address(self._slot, self._records.cursor, taken)
+        return address
+
+
+def _check(options: Any, runtime_handler: str) -> None:
+    """Refuse what would silently be something else here."""
+    if runtime_handler:
+        raise RefusedError(f'the embedded cluster has no runtime class handler "{runtime_handler}"')
+    if options.HasField("userns_options") and options.userns_options.mode == _POD:
+        raise RefusedError("the embedded cluster has no user namespaces for pods (hostUsers: false)")
+    if options.pid in {_POD, _NODE} and options.ByteSize():
+        log.warning("shared process namespaces are not supported: each container keeps its own")

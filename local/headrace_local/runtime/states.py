@@ -1,0 +1,82 @@
+"""In what state a container is, told from the files of its folder and from /proc."""
+
+from __future__ import annotations
+
+import enum
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace_local.runtime.inner.files import write_json
+from headrace_local.runtime.processes import ProcessId, boot_id
+
+#: Reported when nobody saw how the container ended (its launcher was killed, or the machine went down): SIGKILL's code.
+UNSEEN_EXIT = 137
+
+
+class Phase(enum.Enum):
+    """The states that CRI knows."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a container ended; `finished_at` in nanoseconds."""
+
+    exit_code: int
+    reason: str
+    message: str
+    finished_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A container's state now. `init` is its first process, `supervisor` its launcher."""
+
+    phase: Phase
+    started_at: int = 0
+    init: ProcessId | None = None
+    supervisor: ProcessId | None = None
+    exit: Exit | None = None
+
+
+def read_state(folder: Path) -> State:
+    """The state of the container in this folder; notes the end of one whose launcher is gone without a word."""
+    found = _read(folder / "state.json")
+    if found is None:
+        return State(Phase.CREATED)
+    started_at, init, supervisor = found["started_at"], ProcessId(*found["init"]), ProcessId(*found["supervisor"])
+    if (ended := read_exit(folder)) is not None:
+        return State(Phase.EXITED, started_at, init, supervisor, ended)
+    if found["boot"] == boot_id() and supervisor.alive:
+        return State(Phase.RUNNING, started_at, init, supervisor)
+    # Look again: the launcher may have written how it ended just before it went.
+    ended = read_exit(folder) or note_unseen_exit(folder, "its launcher ended without a word, or the machine restarted")
+    return State(Phase.EXITED, started_at, init, supervisor, ended)
+
+
+def read_exit(folder: Path) -> Exit | None:
+    """How the container ended, or None if nobody noted an end."""
+    found = _read(folder / "exit.json")
+    return None if found is None else Exit(**found)
+
+
+def note_unseen_exit(folder: Path, message: str) -> Exit:
+    """Write down an end that the launcher could not."""
+    ended = Exit(UNSEEN_EXIT, "Error", message, time.time_ns())
+    content = {name: getattr(ended, name) for name in ("exit_code", "reason", "message", "finished_at")}
+    write_json(str(folder / "exit.json"), content)
+    return ended
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return content

@@ -1,0 +1,38 @@
+"""End every container of a slot from the records on disk, whether or not a runtime runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from headrace_local.layout import Slot
+from headrace_local.runtime.containers import kill
+from headrace_local.runtime.records import Records
+from headrace_local.runtime.states import Phase, read_state
+
+log = logging.getLogger(__name__)
+
+
+def stop_all(slot: Slot, grace: float = 5.0) -> int:
+    """Ask all containers to end at once, kill the rest after `grace` seconds, forget them; how many were running.
+
+    Call it after the kubelet and the runtime have ended, or the kubelet starts them again.
+    """
+    if not slot.runtime_dir.exists():
+        return 0
+    records = Records(slot.runtime_dir)
+    states = [(record, read_state(records.folder(record.id))) for record in records.containers()]
+    running = [(record, state) for record, state in states if state.phase is Phase.RUNNING]
+    for record, state in running:
+        if state.init is not None:
+            state.init.signal(record.stop_signal)
+    deadline = time.monotonic() + grace
+    for record, state in running:
+        if state.supervisor is not None and not state.supervisor.wait(deadline - time.monotonic()):
+            log.info("container %s did not end within %g s: killing it", record.name, grace)
+        kill(records.folder(record.id))
+    for record in records.containers():
+        records.drop_container(record.id)
+    for sandbox in records.sandboxes():
+        records.drop_sandbox(sandbox.id)
+    return len(running)
