@@ -94,7 +94,7 @@ class Runtime:
         request = message_factory.GetMessageClass(service.methods_by_name[name].input_type)(**fields)
         return rpc.call(self.channel, service, name)(request, timeout=60)
 
-    def sandbox(self, name: str = "pod") -> tuple[str, pb.PodSandboxConfig]:
+    def sandbox(self, name: str) -> tuple[str, pb.PodSandboxConfig]:
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=name, uid=name, namespace="default"),
             hostname=name,
@@ -131,7 +131,7 @@ class Runtime:
         """The pids, on this machine, of everything in the container's process namespace."""
         pid = int(self.call("ContainerStatus", container_id=container, verbose=True).info["pid"])
         own = Path(f"/proc/{pid}/ns/pid").readlink()
-        return [found for found in all_pids() if namespace_of(found) == own]
+        return [found for found in all_pids() if namespace_of(found) == own and alive(found)]
 
 
 def all_pids() -> list[int]:
@@ -172,8 +172,8 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
 
 
 @pytest.fixture
-def sandbox(runtime: Runtime) -> Iterator[tuple[str, pb.PodSandboxConfig]]:
-    made = runtime.sandbox()
+def sandbox(runtime: Runtime, request: pytest.FixtureRequest) -> Iterator[tuple[str, pb.PodSandboxConfig]]:
+    made = runtime.sandbox(request.node.name.replace("_", "-"))
     yield made
     runtime.call("RemovePodSandbox", pod_sandbox_id=made[0])
 
@@ -206,7 +206,7 @@ def test_what_a_container_sees(runtime: Runtime, sandbox: Any, tmp_path: Path):
     seen = json.loads(text)
     assert (seen["uid"], seen["gid"], seen["groups"]) == (65532, 0, [2000])
     assert (seen["pid"], seen["processes"]) == (1, ["1"])
-    assert (seen["host"], seen["config"], seen["env"]) == ("pod", "hello", "hi")
+    assert (seen["host"], seen["config"], seen["env"]) == ("test-what-a-container-sees", "hello", "hi")
     assert (seen["read_only_root"], seen["read_only_mount"]) == (30, 30)  # EROFS
     assert (seen["tmp"], seen["state"]) == ([], False)
     assert (seen["caps"], seen["privs"]) == (["0000000000000000"], ["1"])

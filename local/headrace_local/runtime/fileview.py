@@ -48,13 +48,14 @@ class Machine:
     """What the plan has to know of the machine.
 
     `needed` are the files and folders that our own Python, its packages and the models are in; `mapped_root` says
-    that root is only root of a user namespace.
+    that root is only root of a user namespace, and `top_folders` are then the folders in `/`.
     """
 
     mounts: tuple[MountPoint, ...]
     needed: tuple[str, ...]
     hidden: tuple[HiddenFolder, ...]
     mapped_root: bool = False
+    top_folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,15 @@ class ViewRequest:
 def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
     """The steps that make the container's root, in order."""
     hidden = _hidden(machine)
-    layers = ["/", *_further_layers(machine, hidden)]
-    steps: list[Step] = [{"do": "overlay", "lower": layer, "userxattr": machine.mapped_root} for layer in layers]
+    further = _further_layers(machine, hidden)
+    if machine.mapped_root:
+        # In a user namespace the kernel refuses an overlay of a folder in which something else is mounted, as in `/`
+        # there always is; so each folder of `/` gets one of its own.
+        layers = [*_top_layers(machine, hidden, further), *further]
+        steps: list[Step] = [{"do": "skeleton"}, *(_overlay(layer, userxattr=True) for layer in layers)]
+    else:
+        layers = ["/", *further]
+        steps = [_overlay(layer, userxattr=False) for layer in layers]
     steps += [_bind(path, path, readonly=True) for path in _file_mounts(machine, hidden)]
     steps += [{"do": "hide", "path": folder.path, "mode": folder.mode} for folder in hidden]
     if not request.as_root:
@@ -87,7 +95,7 @@ def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
     steps += [{"do": "readonly", "path": path} for path in request.readonly]
     if request.readonly_root:
         volumes = {mount.container_path.rstrip("/") for mount in request.mounts}
-        sealed = [*layers, *(folder.path for folder in hidden if folder.path not in volumes)]
+        sealed = [*dict.fromkeys(["/", *layers]), *(folder.path for folder in hidden if folder.path not in volumes)]
         steps.append({"do": "seal", "paths": sealed})
     return steps
 
@@ -138,6 +146,15 @@ def _shown(machine: Machine, hidden: Iterable[HiddenFolder]) -> Iterator[MountPo
 
 def _further_layers(machine: Machine, hidden: Iterable[HiddenFolder]) -> list[str]:
     return sorted((mount.path for mount in _shown(machine, hidden) if mount.is_folder), key=_depth)
+
+
+def _top_layers(machine: Machine, hidden: Iterable[HiddenFolder], further: Sequence[str]) -> list[str]:
+    left_out = {*_MADE_HERE, *further, *(folder.path for folder in hidden)}
+    return [path for path in machine.top_folders if path not in left_out]
+
+
+def _overlay(lower: str, *, userxattr: bool) -> Step:
+    return {"do": "overlay", "lower": lower, "userxattr": userxattr}
 
 
 def _file_mounts(machine: Machine, hidden: Iterable[HiddenFolder]) -> list[str]:

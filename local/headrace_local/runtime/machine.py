@@ -32,6 +32,7 @@ def look(slot: Slot) -> Machine:
             HiddenFolder(str(slot.state_dir.parent), 0o755),
         ),
         mapped_root=is_mapped_root(Path("/proc/self/uid_map").read_text(encoding="ascii")),
+        top_folders=tuple(str(path) for path in sorted(Path("/").iterdir()) if path.is_dir() and not path.is_symlink()),
     )
 
 

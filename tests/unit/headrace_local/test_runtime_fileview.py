@@ -99,6 +99,20 @@ def test_a_read_only_root_is_sealed_last_and_without_the_volumes():
     assert steps[-1] == {"do": "seal", "paths": ["/", "/run"]}
 
 
+def test_in_a_user_namespace_each_folder_of_the_root_gets_a_layer():
+    mounts = (*MACHINE.mounts, MountPoint("/home", "ext4", is_folder=True))
+    tops = ("/dev", "/etc", "/home", "/proc", "/run", "/sys", "/tmp", "/usr")
+    machine = Machine(mounts, MACHINE.needed, MACHINE.hidden, mapped_root=True, top_folders=tops)
+    steps = plan_view(machine, ViewRequest(as_root=True, readonly_root=True))
+    assert steps[0] == {"do": "skeleton"}
+    assert [(step["lower"], step["userxattr"]) for step in of(steps, "overlay")] == [
+        ("/etc", True),
+        ("/usr", True),
+        ("/home", True),
+    ]
+    assert steps[-1] == {"do": "seal", "paths": ["/", "/etc", "/usr", "/home", "/tmp", "/run"]}
+
+
 def test_mountinfo_is_read_with_its_escapes():
     text = (
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"

@@ -1,7 +1,7 @@
 """Carry out the file-view plan of `headrace_local.runtime.fileview`, in a mount namespace of the container's own."""
 
 # pathlib is slow to import, and each container starts one of these interpreters:
-# ruff: noqa: PTH101, PTH102, PTH103, PTH110, PTH112, PTH116, PTH118, PTH211
+# ruff: noqa: PTH101, PTH102, PTH103, PTH110, PTH112, PTH115, PTH116, PTH118, PTH211
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ class FileView:
 
     # -- steps, named as in the plan ---------------------------------------------------------------------------------
 
+    def do_skeleton(self) -> None:
+        """A root in memory with the machine's symbolic links in `/`; its folders get layers of their own."""
+        syscalls.mount("headrace", self.root, kind="tmpfs", options="mode=755")
+        for entry in os.scandir("/"):
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), os.path.join(self.root, entry.name))
+
     def do_overlay(self, *, lower: str, userxattr: bool) -> None:
         """A copy-on-write view of the machine's folder `lower` at the same place."""
         at = insideroot.make_folder(self.root, lower) if lower != "/" else self.root
@@ -55,8 +62,8 @@ class FileView:
                 raise
             # A file system that cannot be a lower layer is shown as it is, but nothing can be written to it.
             _say(f"{lower}: {error.strerror}; shown read-only")
-            syscalls.mount(lower, at, flags=syscalls.MS_BIND)
-            syscalls.make_readonly(at)
+            syscalls.mount(lower, at, flags=syscalls.MS_BIND | syscalls.MS_REC)
+            syscalls.make_readonly(at, recursive=True)
 
     def do_hide(self, *, path: str, mode: int) -> None:
         """An empty folder over one that an image would not carry (the machine's /tmp, /run, our own state)."""
