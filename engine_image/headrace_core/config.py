@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 KnobValue = int | float | bool | str | None
@@ -63,17 +63,20 @@ class Knob:
         if value is None:
             return None if self.default is None else "must not be null"
         wrong_type = self._type_problem(value)
-        if wrong_type or self.kind in (Kind.BOOL, Kind.CHOICE):
+        if wrong_type or not isinstance(value, (int, float)) or isinstance(value, bool):
             return wrong_type
-        number = float(value)  # type: ignore[arg-type]
-        if not math.isfinite(number):
-            return f"must be finite, got {value}"
+        return self._range_problem(value)
+
+    def _range_problem(self, number: int | float) -> str | None:
+        # An int is compared as it is: float() of a huge one would raise.
+        if isinstance(number, float) and not math.isfinite(number):
+            return f"must be finite, got {number}"
         if self.minimum is not None and number < self.minimum:
-            return f"must be at least {self.minimum:g}, got {value}"
+            return f"must be at least {_plain(self.minimum)}, got {number}"
         if self.maximum is not None and number > self.maximum:
-            return f"must be at most {self.maximum:g}, got {value}"
+            return f"must be at most {_plain(self.maximum)}, got {number}"
         if self.below is not None and number >= self.below:
-            return f"must be below {self.below:g}, got {value}"
+            return f"must be below {_plain(self.below)}, got {number}"
         return None
 
     def _type_problem(self, value: object) -> str | None:
@@ -155,7 +158,7 @@ KNOBS: tuple[Knob, ...] = (
         minimum=1,
         maximum=4096,
         unit="prompts",
-        doc="Prompts that may be in prefill at once.",
+        doc="Prompts that may be part prefilled between two steps; one prefilled whole in one step does not count.",
     ),
     Knob(
         name="long_prefill_token_threshold",
@@ -165,7 +168,8 @@ KNOBS: tuple[Knob, ...] = (
         minimum=0,
         maximum=1_048_576,
         unit="tokens",
-        doc="A prompt longer than this counts as long, and only one long prompt is in prefill at a time. 0: none is long.",
+        doc="A prompt longer than this counts as long; only one long prompt is in prefill at a time, and shorter ones "
+        "pass those that wait for it. 0: none is long.",
     ),
     Knob(
         name="scheduling_policy",
@@ -183,7 +187,7 @@ KNOBS: tuple[Knob, ...] = (
         minimum=0,
         maximum=1_000_000,
         unit="requests",
-        doc="Waiting requests beyond which new ones get 429.",
+        doc="Waiting requests, beyond the free places in the batch, from which on new ones get 429.",
     ),
     Knob(
         name="max_queue_tokens",
@@ -329,7 +333,7 @@ class EngineConfig:
 
     def values(self) -> dict[str, KnobValue]:
         """The knobs alone, by name, without the ceilings."""
-        return {name: value for name, value in asdict(self).items() if name != "ceilings"}
+        return {knob.name: getattr(self, knob.name) for knob in KNOBS}
 
     def hot_values(self) -> dict[str, KnobValue]:
         """The hot knobs alone, by name."""
@@ -344,13 +348,12 @@ def resolve(
     `values` maps knob names (snake_case) to values; `device` is "cpu" or "cuda"; `ceilings` gives boot values of
     capped knobs where they are higher than the active value. Raises `ConfigError`.
     """
-    problems = list(_value_problems(values))
-    if problems:
-        raise ConfigError(tuple(problems))
+    _raise_if(_value_problems(values) + _ceiling_problems(ceilings or {}))
     filled = {knob.name: knob.default for knob in KNOBS} | dict(values)
-    if "max_num_seqs" not in values and values.get("max_num_batched_tokens") is not None:
+    budget, seqs = filled["max_num_batched_tokens"], filled["max_num_seqs"]
+    if "max_num_seqs" not in values and isinstance(budget, int) and isinstance(seqs, int):
         # A person who lowers only the budget means as many sequences as it can carry.
-        filled["max_num_seqs"] = min(int(filled["max_num_seqs"]), int(filled["max_num_batched_tokens"]))  # type: ignore
+        filled["max_num_seqs"] = min(seqs, budget)
     if filled["max_num_batched_tokens"] is None:
         filled["max_num_batched_tokens"] = _default_budget(filled, device, ceilings or {})
     config = EngineConfig(**filled)  # type: ignore[arg-type]
@@ -363,11 +366,15 @@ def resolve(
 def reconfigure(config: EngineConfig, changes: Mapping[str, object]) -> EngineConfig:
     """Return `config` with the hot knobs in `changes` set; all of them or none. Raises `ConfigError`."""
     problems = list(_value_problems(changes))
-    for name in changes:
+    for name, value in changes.items():
         knob = KNOB_BY_NAME.get(name)
+        if value is None and name == "max_num_batched_tokens":
+            problems.append(Problem(name, "must be a number: its default is computed only when the engine starts"))
         if knob is not None and knob.klass is not HOT:
             needs = "a drained engine" if knob.klass is DRAIN else "a new process"
-            problems.append(Problem(name, f"cannot change while the engine runs (class {knob.klass}): it needs {needs}"))
+            problems.append(
+                Problem(name, f"cannot change while the engine runs (class {knob.klass}): it needs {needs}")
+            )
     _raise_if(problems)
     changed = replace(config, **dict(changes))  # type: ignore[arg-type]
     _raise_if(_rule_problems(changed))
@@ -378,7 +385,7 @@ def _default_budget(filled: Mapping[str, object], device: str, ceilings: Mapping
     # A person who sets only the chunk or the sequence cap means a budget that holds them.
     floor = max(int(filled["max_num_seqs"] or 1), int(filled["prefill_chunk_size"] or 1))  # type: ignore[call-overload]
     ceiling = ceilings.get("max_num_batched_tokens")
-    wanted = max(DEFAULT_TOKEN_BUDGET.get(device, DEFAULT_TOKEN_BUDGET["cpu"]), floor)
+    wanted: int = max(DEFAULT_TOKEN_BUDGET.get(device, DEFAULT_TOKEN_BUDGET["cpu"]), floor)
     return wanted if ceiling is None else min(wanted, ceiling)
 
 
@@ -392,6 +399,18 @@ def _value_problems(values: Mapping[str, object]) -> list[Problem]:
         why = knob.problem(value)
         if why:
             problems.append(Problem(name, why))
+    return problems
+
+
+def _ceiling_problems(ceilings: Mapping[str, int]) -> list[Problem]:
+    problems = []
+    for name, value in ceilings.items():
+        knob = KNOB_BY_NAME.get(name)
+        if knob is None or not knob.capped_at_boot:
+            known = ", ".join(capped.name for capped in CAPPED_KNOBS)
+            problems.append(Problem(name, f"has no ceiling: only {known} can be capped"))
+        elif value is None or knob.problem(value):
+            problems.append(Problem(name, f"its ceiling {knob.problem(value) or 'must be a number'}"))
     return problems
 
 
@@ -421,6 +440,10 @@ def _rule_problems(config: EngineConfig) -> list[Problem]:
                 Problem(name, f"{value} exceeds the boot value {ceiling}: restart the engine with a higher {name}")
             )
     return problems
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else str(number)
 
 
 def _raise_if(problems: list[Problem]) -> None:
