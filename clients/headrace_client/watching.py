@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
@@ -168,7 +168,7 @@ class Watcher:
         timeout = aiohttp.ClientTimeout(total=self._options.stream_seconds + 30, sock_connect=30)
         empty = True
         try:
-            async with self._transport.start(call, timeout=timeout) as response:
+            async with self._transport.start(call, timeout=timeout) as response, _aborted_after(response):
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise error_of(call.what, response.status, await response.text())
                 async for line in self._lines(response):
@@ -241,3 +241,18 @@ def _uid(item: Mapping[str, Any]) -> str:
 
 def _version(item: Mapping[str, Any]) -> str:
     return str(item["metadata"].get("resourceVersion", ""))
+
+
+@asynccontextmanager
+async def _aborted_after(response: aiohttp.ClientResponse) -> AsyncGenerator[None]:
+    """Drop the connection of a stream that is left in the middle.
+
+    Closing it gracefully would wait for the server's side of TLS's farewell, and the server is busy streaming: the
+    socket would outlive the client.
+    """
+    try:
+        yield
+    finally:
+        connection = response.connection
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
