@@ -58,8 +58,8 @@ def tuning_run(story: Story) -> Manifest:
             "serviceRef": {"name": SERVICE},
             "objective": "Goodput",
             "knobs": [
-                {"name": "prefillChunkSize", "min": 32, "max": 256, "log": True},
-                {"name": "maxNumBatchedTokens", "choices": [128, 256, 512]},
+                {"name": "prefillChunkSize", "min": 32, "max": 128, "log": True},
+                {"name": "maxNumBatchedTokens", "choices": [128, 256]},
                 {"name": "maxNumSeqs", "choices": [8, 16, 32]},
                 {"name": "decodeRatio", "choices": [0.0, 0.25, 0.5]},
             ],

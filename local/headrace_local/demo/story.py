@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 384, 0.2, 12
+SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 256, 0.4, 20
 SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
 BATCH = 8  # sequences that share a decode step when the engine is busy
-UTILIZATION = 0.6  # of what the engine can serve when it prefills in slices
+UTILIZATION = 0.7  # of what the engine can serve when it prefills in slices
 BAD_CHUNK = 512  # longer than any prompt of the load: each is prefilled in one step
 
 
@@ -95,16 +95,16 @@ def tell(calibration: Calibration) -> Story:
         window=window_seconds(rate),
         warmup=3,
         mixed_load=60,
-        trials=6,
-        blocks=2,
+        trials=5,
+        blocks=3,
         whole=whole,
         sliced=sliced,
     )
 
 
 def window_seconds(rate: float) -> int:
-    """A trial's window: about 24 requests, 10 to 24 seconds."""
-    return round(min(24.0, max(10.0, 24 / rate)))
+    """A window of about 20 requests, 10 to 30 seconds."""
+    return round(min(30.0, max(10.0, 20 / rate)))
 
 
 def interpolate(table: Mapping[int, float], at: float) -> float:

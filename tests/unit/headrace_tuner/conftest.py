@@ -1,0 +1,108 @@
+"""A server that streams completions and breaks on demand; a study whose engine is a formula."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+
+Handler = Callable[[web.Request, dict, int], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class FakeServer:
+    """An OpenAI server whose behaviour each test sets by `handler(request, body, number)`."""
+
+    url: str = ""
+    bodies: list[dict] = field(default_factory=list)
+    models: object = field(default_factory=lambda: {"data": [{"id": "fake", "max_model_len": 512}]})
+    models_status: int = 200
+    handler: Handler | None = None
+
+    async def list_models(self, _: web.Request) -> web.Response:
+        return web.json_response(self.models, status=self.models_status)
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        number = len(self.bodies) - 1
+        return await (self.handler or self.well)(request, body, number)
+
+    async def well(self, request: web.Request, body: dict, _: int) -> web.StreamResponse:
+        """A whole answer."""
+        response = await self.start(request)
+        for index in range(body["max_tokens"]):
+            await self.token(response, last=index == body["max_tokens"] - 1)
+        await self.write(response, {"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
+        await self.write(response, "[DONE]")
+        return response
+
+    @staticmethod
+    async def start(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        return response
+
+    @staticmethod
+    async def write(response: web.StreamResponse, payload: object) -> None:
+        text = payload if isinstance(payload, str) else json.dumps(payload)
+        await response.write(f"data: {text}\n\n".encode())
+
+    async def token(self, response: web.StreamResponse, *, last: bool = False) -> None:
+        await self.write(response, {"choices": [{"text": "x", "finish_reason": "length" if last else None}]})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    app = web.Application()
+    app.router.add_get("/v1/models", fake.list_models)
+    app.router.add_post("/v1/completions", fake.complete)
+    # Some tests leave streams open on purpose.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield fake
+    await asyncio.wait_for(runner.cleanup(), 10)
+
+
+@pytest.fixture
+def make() -> SimpleNamespace:
+    """Makers of the study's values."""
+    from headrace_api.v1alpha1.knobs import HotKnobs
+    from headrace_api.v1alpha1.records import Half, Measures, TrialRecord, TrialState
+    from headrace_api.v1alpha1.tuningrun import Objective
+    from headrace_tuner.objective import Goal, Reading
+    from headrace_tuner.phases import Plan
+
+    def goal(**more: object) -> Goal:
+        return Goal(**{"objective": Objective.GOODPUT, "attainment": 0.9, "thresholds": {"itl": 0.1}} | more)
+
+    def plan(**more: object) -> Plan:
+        base = {"goal": goal(), "trials": 6, "duration": None, "blocks": 3, "min_effect": 0.05, "confidence": 0.95}
+        return Plan(**base | {"keep_load": False} | more)
+
+    def reading(good: float, *, planned: float = 40.0, seconds: float = 20.0, p95: float = 0.05) -> Reading:
+        half = Half(good=good / 2, requests=planned / 2, tokens=planned * 16)
+        return Reading(
+            seconds=seconds, planned=planned, good=good, throughput=planned * 32 / seconds,
+            p95={"itl": p95}, halves=(half, half),
+        )  # fmt: skip
+
+    def trial(number: int, good: float, **knobs: object) -> TrialRecord:
+        seen = reading(good)
+        state = TrialState.COMPLETE if seen.attainment >= 0.9 else TrialState.INFEASIBLE
+        return TrialRecord(
+            number=number, state=state, knobs=HotKnobs.of(knobs), score=goal().score(seen),
+            attainment=seen.attainment, measures=seen.measures(), constraints=goal().constraints(seen),
+        )  # fmt: skip
+
+    def void(number: int, reason: str = "a restart", **knobs: object) -> TrialRecord:
+        return TrialRecord(number=number, state=TrialState.VOID, knobs=HotKnobs.of(knobs), reason=reason)
+
+    return SimpleNamespace(goal=goal, plan=plan, reading=reading, trial=trial, void=void, Measures=Measures)

@@ -1,0 +1,144 @@
+"""The Job of a TuningRun: reads the run, does the study on the trial pod, writes records, keeps the load on."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from headrace_api.base import InvalidResource
+from headrace_api.base import Resource as Custom
+from headrace_api.v1alpha1.inferenceservice import InferenceService
+from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, VerificationRecord
+from headrace_api.v1alpha1.slo import SloSpec
+from headrace_api.v1alpha1.tuningrun import TuningRun
+from headrace_client.errors import KubeError
+from headrace_client.kube import Kube
+from headrace_client.resources import INFERENCE_SERVICES, TUNING_RUNS, Resource
+from headrace_tuner.errors import TunerError
+from headrace_tuner.keep_load import keep_load
+from headrace_tuner.live import Addresses, connect
+from headrace_tuner.load import LoadClient, find_endpoint, load_session
+from headrace_tuner.phases import KeepLoad, next_action
+from headrace_tuner.runner import Runner, Setup, write_failure
+from headrace_tuner.settings import study_plan, workload_of
+from headrace_tuner.space import Space
+from headrace_tuner.store_configmap import ConfigMapStore
+from headrace_tuner.workload import derive_seed
+
+log = logging.getLogger(__name__)
+ModelT = TypeVar("ModelT", bound=Custom)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run of the Job, `namespace`/`run`, and where everything is."""
+
+    namespace: str
+    run: str
+    service_url: str
+    addresses: Addresses
+
+    async def execute(self, kube: Kube) -> StudyRecord:
+        """Do the study from wherever its records end. Raises `TunerError`."""
+        run: TuningRun = _read(TuningRun, await self._get(kube, TUNING_RUNS, self.run))
+        store = ConfigMapStore(kube, namespace=self.namespace, run=self.run, owner=run.owner_reference())
+        await store.acquire()
+        try:
+            return await self._study(kube, run, store)
+        except TunerError as error:
+            await write_failure(store, error)
+            raise
+        finally:
+            await store.release()
+
+    async def _study(self, kube: Kube, run: TuningRun, store: ConfigMapStore) -> StudyRecord:
+        slo = await self._slo(kube, run)
+        plan = study_plan(run.spec, slo, keep_load=True)
+
+        async def hold() -> None:
+            await self._hold(kube, run)
+
+        records = await store.load()
+        if records.study is not None and records.study.verdict is not None:  # the trial pod may be gone by now
+            if isinstance(next_action(plan, records, now=0.0), KeepLoad):
+                await hold()
+            return records.study
+        async with connect(self.addresses) as live:
+            setup = Setup(
+                name=self.run,
+                plan=plan,
+                space=Space.of(run.spec.knobs),
+                sampler=run.spec.sampler,
+                seed=run.spec.workload.seed,
+                store=store,
+                engine=live,
+                meter=live.meter(run.spec, slo),
+                keep_load=hold,
+                on_end=_log_end,
+                on_study=_log_study,
+            )
+            return await Runner(setup).run()
+
+    async def _hold(self, kube: Kube, run: TuningRun) -> None:
+        spec = run.spec.workload
+        async with load_session() as session:
+            endpoint = await find_endpoint(session, self.service_url)
+            client = LoadClient(endpoint=endpoint, session=session, salt=f"{run.metadata.uid}-{secrets.token_hex(3)}")
+            seed = derive_seed(spec.seed, "rollout")
+            await keep_load(client, workload_of(spec), seed=seed, done=self._rollout_ended(kube))
+
+    def _rollout_ended(self, kube: Kube) -> Callable[[], Awaitable[bool]]:
+        async def ended() -> bool:
+            try:
+                body = await kube.get(TUNING_RUNS, self.run, self.namespace)
+                if body is None:
+                    return True
+                rollout = TuningRun.read(body).status.rollout
+            except (KubeError, InvalidResource) as error:
+                log.warning("the run cannot be read; the load stays on", extra={"reason": str(error)})
+                return False
+            return rollout is not None and rollout.phase.terminal
+
+        return ended
+
+    async def _slo(self, kube: Kube, run: TuningRun) -> SloSpec:
+        if run.spec.slo is not None:
+            return run.spec.slo
+        service: InferenceService = _read(
+            InferenceService, await self._get(kube, INFERENCE_SERVICES, run.spec.service_ref.name)
+        )
+        if service.spec.slo is None:
+            raise TunerError(
+                f"neither TuningRun {run.key} nor InferenceService {service.key} has an SLO: set spec.slo on one"
+            )
+        return service.spec.slo
+
+    async def _get(self, kube: Kube, resource: Resource, name: str) -> dict[str, Any]:
+        where = f"{resource.kind} {self.namespace}/{name}"
+        try:
+            body = await kube.get(resource, name, self.namespace)
+        except KubeError as error:
+            raise TunerError(f"{where} cannot be read: {error}") from error
+        if body is None:
+            raise TunerError(f"{where} does not exist (any more)")
+        return body
+
+
+def _read(model: type[ModelT], body: dict[str, Any]) -> ModelT:
+    try:
+        return model.read(body)
+    except InvalidResource as error:
+        raise TunerError(str(error)) from error
+
+
+def _log_end(record: TrialRecord | VerificationRecord) -> None:
+    kind = "trial" if isinstance(record, TrialRecord) else "verification window"
+    log.info("%s %d ended", kind, record.number, extra={"record": record.to_kube(only_set=True)})
+
+
+def _log_study(study: StudyRecord) -> None:
+    verdict = study.verdict.value if study.verdict else None
+    log.info(study.message, extra={"phase": study.phase.value, "verdict": verdict})

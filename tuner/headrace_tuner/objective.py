@@ -1,0 +1,96 @@
+"""What a window is worth: score, constraints, and the margin that breaks ties. Pure.
+
+Goodput is good requests per second, by the engine's joint counter, over the requests that were planned: a request that
+was refused, failed or never ended is a miss, or a config would win by turning people away. Throughput is output tokens
+per second. Both are constrained by the attainment of the SLO.
+
+Where every config serves the whole load, goodput says nothing. The margin then breaks the tie: how far the 95th
+percentiles stay below their thresholds. It adds less than one request of a window, so it never outranks one; and it
+takes no part in the verification, so it never makes a winner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace_api.v1alpha1.records import Half, Measures
+from headrace_api.v1alpha1.tuningrun import Objective
+
+ATTAINMENT, RUNNABLE = "attainment", "runnable"
+MARGIN_WEIGHT = 0.5  # of one good request, or of one answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One measured window. `planned` requests in `seconds`; latencies in seconds, NaN where nothing was observed."""
+
+    seconds: float
+    planned: float
+    good: float
+    throughput: float
+    p95: Mapping[str, float]
+    halves: tuple[Half, ...] = ()
+
+    @property
+    def attainment(self) -> float:
+        """Share of the planned requests that were good."""
+        return self.good / self.planned
+
+    @property
+    def goodput(self) -> float:
+        """Good requests per second."""
+        return self.good / self.seconds
+
+    def measures(self) -> Measures:
+        """The form of the records."""
+        return Measures(
+            goodput=self.goodput,
+            throughput=self.throughput,
+            attainment=self.attainment,
+            ttft_p95=_finite(self.p95.get("ttft")),
+            itl_p95=_finite(self.p95.get("itl")),
+            e2e_p95=_finite(self.p95.get("e2e")),
+            requests=self.planned,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is asked for: objective, share of good requests, thresholds in seconds by target (ttft, itl, e2e)."""
+
+    objective: Objective
+    attainment: float
+    thresholds: Mapping[str, float]
+
+    def score(self, reading: Reading) -> float:
+        """Larger is better. Per second: good requests, or output tokens."""
+        if self.objective is Objective.GOODPUT:
+            unit, value = 1.0, reading.goodput
+        else:
+            unit, value = reading.throughput * reading.seconds / reading.planned, reading.throughput
+        return value + MARGIN_WEIGHT * unit * self.margin(reading) / reading.seconds
+
+    def margin(self, reading: Reading) -> float:
+        """0 to 1: mean distance of the 95th percentiles below their thresholds; 0.5 is right at them."""
+        slacks = [_slack(reading.p95.get(target, math.nan), limit) for target, limit in self.thresholds.items()]
+        return math.fsum(slacks) / len(slacks) if slacks else 0.5
+
+    def constraints(self, reading: Reading) -> dict[str, float]:
+        """Signed slack by constraint, as Optuna has it: above 0 is violated."""
+        return {ATTAINMENT: self.attainment - reading.attainment, RUNNABLE: -1.0}
+
+    @property
+    def broken(self) -> dict[str, float]:
+        """Constraints of a config that the engine refuses or does not survive: nothing was good."""
+        return {ATTAINMENT: self.attainment, RUNNABLE: 1.0}
+
+
+def _slack(value: float, limit: float) -> float:
+    """1 at 0, 0.5 at the limit, towards 0 beyond; 0 where nothing was observed."""
+    return 0.0 if math.isnan(value) else limit / (limit + value)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

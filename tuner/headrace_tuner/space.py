@@ -1,0 +1,118 @@
+"""The search space: knob ranges of a TuningRun, values as the engine wants them, and the static rules. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headrace_api.v1alpha1.search import KnobRange
+from headrace_core.config import ConfigError, EngineConfig, Kind, KnobValue, reconfigure
+
+Knobs = Mapping[str, KnobValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """One searched knob, by snake_case name: either `low` to `high`, or `choices`."""
+
+    name: str
+    kind: Kind
+    low: float = math.nan
+    high: float = math.nan
+    step: float | None = None
+    log: bool = False
+    choices: tuple[KnobValue, ...] = ()
+
+    def decode(self, value: object) -> KnobValue:
+        """The engine's value of a sampled one."""
+        if self.choices:
+            return next(choice for choice in self.choices if _same(choice, value))
+        number = float(value)  # type: ignore[arg-type]
+        return round(number) if self.kind is Kind.INT else number
+
+    def holds(self, value: KnobValue) -> bool:
+        """Whether the sampler could propose `value`."""
+        if self.choices:
+            return any(_same(choice, value) for choice in self.choices)
+        if value is None or isinstance(value, (bool, str)) or not self.low <= value <= self.high:
+            return False
+        steps = (value - self.low) / self.step if self.step else 0.0
+        return math.isclose(steps, round(steps), abs_tol=1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """All searched knobs, in the spec's order."""
+
+    dimensions: tuple[Dimension, ...]
+
+    @classmethod
+    def of(cls, ranges: Iterable[KnobRange]) -> Space:
+        """Space of a TuningRun's `spec.knobs`."""
+        return cls(tuple(_dimension(item) for item in ranges))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Searched knobs, snake_case."""
+        return tuple(item.name for item in self.dimensions)
+
+    def decode(self, params: Mapping[str, object]) -> dict[str, KnobValue]:
+        """Knobs of sampled parameters."""
+        return {item.name: item.decode(params[item.name]) for item in self.dimensions}
+
+    def holds(self, knobs: Knobs) -> bool:
+        """Whether the sampler could propose exactly these knobs: only then can they teach it anything."""
+        return all(item.name in knobs and item.holds(knobs[item.name]) for item in self.dimensions)
+
+    def baseline(self, config: Knobs) -> dict[str, KnobValue]:
+        """The searched knobs as `config` has them. What is computed from another knob is written out, so that it can be
+        compared and restored."""
+        return {
+            name: config["max_num_batched_tokens"] if _follows_budget(name, config) else config[name]
+            for name in self.names
+        }
+
+
+def refusal(config: EngineConfig, knobs: Knobs) -> str | None:
+    """Why the engine that runs `config` would refuse `knobs`, or None. The engine's own rules, before it is asked."""
+    try:
+        reconfigure(config, knobs)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def engine_config(values: Knobs, ceilings: Mapping[str, int]) -> EngineConfig:
+    """The config that a running engine reports, as core's type."""
+    known = {name: values[name] for name in EngineConfig.__dataclass_fields__ if name != "ceilings" and name in values}
+    return EngineConfig(**known, ceilings=dict(ceilings))  # type: ignore[arg-type]
+
+
+def canonical(knobs: Knobs) -> str:
+    """A key that is equal for equal configs: 0.5 and 0.50, 64 and 64.0."""
+    plain = {
+        name: round(value, 9) + 0.0 if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+        for name, value in knobs.items()
+    }
+    return json.dumps(plain, sort_keys=True)
+
+
+def _follows_budget(name: str, config: Knobs) -> bool:
+    return name == "prefill_chunk_size" and config[name] is None
+
+
+def _dimension(item: KnobRange) -> Dimension:
+    knob = item.knob
+    if item.choices is not None:
+        return Dimension(name=knob.name, kind=knob.kind, choices=tuple(item.choices))
+    low, high = float(item.min or 0.0), float(item.max or 0.0)
+    step = item.step or (1.0 if knob.kind is Kind.INT and not item.log else None)
+    if step is not None:  # the last value that steps reach
+        high = low + math.floor((high - low) / step + 1e-9) * step
+    return Dimension(name=knob.name, kind=knob.kind, low=low, high=high, step=step, log=item.log)
+
+
+def _same(choice: KnobValue, value: object) -> bool:
+    return choice == value and isinstance(choice, bool) == isinstance(value, bool)

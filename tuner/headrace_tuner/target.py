@@ -1,0 +1,118 @@
+"""The engine that trials run on: its knobs through the admin port, its queue through /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+import aiohttp
+
+from headrace_client.engine import EngineAdmin, EngineState
+from headrace_client.errors import EngineDenied, EngineError, EngineRefused, EngineUnavailable
+from headrace_core import metric_names as metrics
+from headrace_core.config import KnobValue
+from headrace_tuner.errors import TrialVoid, TunerError
+
+POLL_SECONDS = 0.2
+
+
+class Refused(Exception):  # noqa: N818  (data, not a failure)
+    """The engine does not take these knobs; the message says why."""
+
+
+class Target(Protocol):
+    """Whatever configs are tried on."""
+
+    @property
+    def url(self) -> str:
+        """Where completions are asked for."""
+        ...
+
+    async def state(self) -> EngineState:
+        """The config in force. Waits while the engine restarts. Raises `TunerError` when it does not come back."""
+        ...
+
+    async def apply(self, knobs: Mapping[str, KnobValue], *, revision: str) -> EngineState:
+        """Put knobs in force under the name `revision`. Raises `Refused` or `TrialVoid`."""
+        ...
+
+    async def settle(self, timeout: float) -> None:  # noqa: ASYNC109  (seconds, told to whoever waits)
+        """Wait until nothing runs and nothing waits. Raises `TrialVoid` after `timeout` seconds."""
+        ...
+
+
+class ShadowTarget:
+    """A trial pod, or an engine by hand, that gets no traffic but the tuner's."""
+
+    def __init__(
+        self, url: str, admin: EngineAdmin, *, session: aiohttp.ClientSession, patience: float = 180.0
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._admin = admin
+        self._session = session
+        self._patience = patience  # seconds for an engine to come back: a pod loads its model anew
+
+    @property
+    def url(self) -> str:
+        """Where completions are asked for."""
+        return self._url
+
+    async def state(self) -> EngineState:
+        """See `Target`."""
+        deadline = asyncio.get_running_loop().time() + self._patience
+        while True:
+            try:
+                return await self._admin.get_config()
+            except EngineUnavailable as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise TunerError(f"the engine has not answered for {self._patience:.0f} s: {error}") from error
+            except EngineDenied as error:
+                raise TunerError(f"{error}; give the engine's admin token in HEADRACE_ADMIN_TOKEN") from error
+            except EngineError as error:
+                raise TunerError(str(error)) from error
+            await asyncio.sleep(1.0)
+
+    async def apply(self, knobs: Mapping[str, KnobValue], *, revision: str) -> EngineState:
+        """See `Target`."""
+        try:
+            return await self._admin.patch_config(knobs, revision=revision)
+        except EngineRefused as error:
+            raise Refused("; ".join(map(str, error.problems)) or str(error)) from error
+        except EngineDenied as error:
+            raise TunerError(f"{error}; give the engine's admin token in HEADRACE_ADMIN_TOKEN") from error
+        except EngineError as error:
+            raise TrialVoid(f"the engine did not take the knobs: {error}", restarted=True) from error
+
+    async def settle(self, timeout: float) -> None:  # noqa: ASYNC109
+        """See `Target`."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while True:
+            running, waiting = await self._queue()
+            if running == 0 and waiting == 0:
+                return
+            if asyncio.get_running_loop().time() >= deadline:
+                raise TrialVoid(
+                    f"the engine did not become idle within {timeout:.0f} s: {running:g} running, {waiting:g} waiting; "
+                    "does anybody else send it requests?"
+                )
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _queue(self) -> tuple[float, float]:
+        where = f"{self._url}/metrics"
+        try:
+            async with self._session.get(where, timeout=aiohttp.ClientTimeout(total=10)) as response:
+                response.raise_for_status()
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise TrialVoid(f"GET {where}: no answer: {str(error) or type(error).__name__}", restarted=True) from error
+        return gauge(text, metrics.RUNNING.series), gauge(text, metrics.WAITING.series)
+
+
+def gauge(exposition: str, name: str) -> float:
+    """Sum of a metric's series in a Prometheus text. Raises `TunerError` where there is none: absent is not zero."""
+    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})?\s+(\S+)", exposition, flags=re.MULTILINE)
+    if not values:
+        raise TunerError(f"/metrics has no {name}: this is not a Headrace engine, or an older one")
+    return sum(float(value) for value in values)
