@@ -63,6 +63,12 @@ class Reason(DocEnum):
         "No node has room for a pod; the scheduler's own message follows. Often: no free GPU.",
     )
     IMAGE_PULL_FAILED = "ImagePullFailed", "A node cannot pull the engine's image; check spec.engine.image."
+    MODEL_NOT_FOUND = (
+        "ModelNotFound",
+        "The engine finds no model at spec.model.uri; the message carries the path. Correct it and apply again.",
+    )
+    OUT_OF_MEMORY = "OutOfMemory", "The kernel ended the engine at its memory limit. Raise spec.resources.memory."
+    NAME_TAKEN = "NameTaken", "An object of a child's name belongs to somebody else; the message names it."
     ENGINE_STARTING = "EngineStarting", "The engine process runs and is loading the model."
     CRASH_LOOPING = "CrashLooping", "The engine keeps exiting; the message carries its last words. See the pod's log."
     ENGINE_UNREACHABLE = "EngineUnreachable", "A ready pod's admin port does not answer."
@@ -100,26 +106,31 @@ class Reason(DocEnum):
     APPLY_FAILED = "ApplyFailed", "The proposal could not be applied; the message says why. The old knobs are in force."
 
 
+_ENGINE_REASONS = (
+    Reason.ENGINES_READY,
+    Reason.SCALED_TO_ZERO,
+    Reason.PODS_PENDING,
+    Reason.UNSCHEDULABLE,
+    Reason.IMAGE_PULL_FAILED,
+    Reason.MODEL_NOT_FOUND,
+    Reason.OUT_OF_MEMORY,
+    Reason.NAME_TAKEN,
+    Reason.ENGINE_STARTING,
+    Reason.CRASH_LOOPING,
+    Reason.ENGINE_UNREACHABLE,
+    Reason.CONFIG_PENDING,
+    Reason.CONFIG_REFUSED,
+)
+
 SERVICE_CONDITIONS: dict[ConditionType, tuple[Reason, ...]] = {
     ConditionType.SPEC_VALID: (Reason.VALID, Reason.INVALID_SPEC, Reason.INVALID_CONFIG, Reason.UNSUPPORTED_MODEL),
-    ConditionType.ENGINE_READY: (
-        Reason.ENGINES_READY,
-        Reason.SCALED_TO_ZERO,
-        Reason.PODS_PENDING,
-        Reason.UNSCHEDULABLE,
-        Reason.IMAGE_PULL_FAILED,
-        Reason.ENGINE_STARTING,
-        Reason.CRASH_LOOPING,
-        Reason.ENGINE_UNREACHABLE,
-        Reason.CONFIG_PENDING,
-        Reason.CONFIG_REFUSED,
-    ),
+    ConditionType.ENGINE_READY: _ENGINE_REASONS,
     ConditionType.READY: (
         Reason.SERVING,
         Reason.SPEC_NOT_VALID,
-        Reason.SCALED_TO_ZERO,
         Reason.ENGINE_NOT_READY,
         Reason.NOT_ROUTABLE,
+        *_ENGINE_REASONS[1:],  # where the engine's own reason says more than "not ready"
     ),
     ConditionType.PROGRESSING: (
         Reason.UP_TO_DATE,

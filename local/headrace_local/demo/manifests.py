@@ -38,6 +38,7 @@ def inference_service(story: Story, model: Path) -> Manifest:
                 "ttft": {"percentile": 95, "threshold": duration(story.ttft)},
                 "itl": {"percentile": 99, "threshold": duration(story.itl)},
                 "attainment": story.attainment,
+                "minRequests": told.MIN_REQUESTS,
             },
         },
     }

@@ -15,6 +15,7 @@ from itertools import pairwise
 SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 256, 0.4, 20
 SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
 BATCH = 8  # sequences that share a decode step when the engine is busy
+MIN_REQUESTS = 20  # in each window of the check on the running pods
 UTILIZATION = 0.7  # of what the engine can serve when it prefills in slices
 BAD_CHUNK = 512  # longer than any prompt of the load: each is prefilled in one step
 

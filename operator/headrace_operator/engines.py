@@ -1,0 +1,53 @@
+"""Calls to running engines, over one shared HTTP session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aiohttp
+
+from headrace_api import names
+from headrace_client.engine import EngineAdmin, EngineState
+from headrace_client.errors import EngineError, EngineUnavailable
+from headrace_core.config import KnobValue
+
+ADMIN_SECONDS = 5.0
+TOKEN_SECONDS = 15.0  # behind a queue one token takes a while
+
+
+class Engines:
+    """See `ports.EnginesPort`."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def read(self, address: str, *, token: str) -> EngineState:
+        """Config in force of the pod at `address`."""
+        return await self._admin(address, token).get_config()
+
+    async def change(
+        self, address: str, *, token: str, knobs: Mapping[str, KnobValue], revision: str, generation: int
+    ) -> EngineState:
+        """Change hot knobs, all or none."""
+        return await self._admin(address, token).patch_config(knobs, revision=revision, if_generation=generation)
+
+    async def one_token(self, url: str, *, model: str) -> None:
+        """Generate one token through a Service's base URL."""
+        body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        timeout = aiohttp.ClientTimeout(total=TOKEN_SECONDS)
+        try:
+            async with self._session.post(f"{url}/v1/completions", json=body, timeout=timeout) as answer:
+                text = await answer.text()
+                if answer.status != 200:
+                    raise EngineError(f"POST {url}/v1/completions: HTTP {answer.status}: {text[:200]}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise EngineUnavailable(f"POST {url}/v1/completions: no answer: {why}") from error
+
+    def _admin(self, address: str, token: str) -> EngineAdmin:
+        return EngineAdmin(admin_url(address), token, session=self._session, timeout=ADMIN_SECONDS)
+
+
+def admin_url(address: str) -> str:
+    """Base URL of the admin port at an address."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{names.ADMIN_PORT}"

@@ -1,0 +1,83 @@
+"""ConfigMap NAME-tuned: the proposal in force on a service, and what to go back to if it does not hold.
+
+This one object decides which config is wanted; everything else follows from it. It has a proposal or none, so whenever
+the operator is killed, exactly one config is wanted when it comes back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from headrace_api.names import TUNED_KEY
+from headrace_api.v1alpha1.inferenceservice import TunedStatus
+from headrace_api.v1alpha1.knobs import EngineKnobs
+from headrace_core.config import KnobValue
+
+
+class TunedState(StrEnum):
+    """How far a proposal is."""
+
+    CHECKING = "Checking"  # in force, compared with before; restored unless it proves better
+    KEPT = "Kept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedRecord:
+    """One proposal. Knobs by snake_case name."""
+
+    tuning_run: str
+    run_uid: str
+    state: TunedState
+    knobs: dict[str, KnobValue]
+    applied_at: datetime
+    override_pinned: bool = False
+    pinned: dict[str, KnobValue] = field(default_factory=dict)  # spec values that the proposal overrides
+    previous: dict[str, KnobValue] = field(default_factory=dict)  # effective values of the same knobs before
+    restore: dict[str, Any] | None = None  # the record that was in force before, as JSON
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        dumped: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return dumped
+
+    def status(self) -> TunedStatus:
+        """What the InferenceService shows of it."""
+        return TunedStatus(
+            tuning_run=self.tuning_run,
+            knobs=EngineKnobs.of(self.knobs),
+            override_pinned=self.override_pinned,
+            applied_at=self.applied_at,
+            previous=EngineKnobs.of(self.previous),
+        )
+
+    def before(self) -> TunedRecord | None:
+        """The record to go back to."""
+        return None if self.restore is None else _ADAPTER.validate_python(self.restore)
+
+
+_ADAPTER = TypeAdapter(TunedRecord)
+
+
+def read_tuned(config_map: Mapping[str, Any] | None) -> TunedRecord | None:
+    """The proposal in force, or None. Raises ValueError for content that nobody of ours wrote."""
+    text = ((config_map or {}).get("data") or {}).get(TUNED_KEY)
+    if not text:
+        return None
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or TUNED_KEY
+        raise ValueError(f"key {TUNED_KEY}: {where}: {first['msg']}") from None
+
+
+def tuned_data(record: TunedRecord | None) -> dict[str, str]:
+    """Data of the ConfigMap."""
+    return {} if record is None else {TUNED_KEY: json.dumps(record.to_json(), sort_keys=True)}
