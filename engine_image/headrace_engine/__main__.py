@@ -1,0 +1,13 @@
+"""`python -m headrace_engine serve MODEL …`: the container's entry."""
+
+import typer
+
+from headrace_engine.cli import bench_engine, model_app, serve
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.command("serve")(serve)
+app.command("bench")(bench_engine)
+app.add_typer(model_app, name="model")
+
+if __name__ == "__main__":
+    app()

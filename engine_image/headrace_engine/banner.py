@@ -1,0 +1,65 @@
+"""What a person sees: the start-up banner and the table of step times."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from headrace_engine import device as devices
+from headrace_engine.engine import Engine
+from headrace_engine.settings import Settings
+
+
+def startup(engine: Engine, settings: Settings) -> Panel:
+    """Model, device, knobs, addresses, and a first request to copy."""
+    config, model = engine.config, engine.model
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.port}"
+    pretend = " (pretend GPU)" if devices.pretends_gpu() else ""
+    cached = (engine.runner.pool.num_blocks - 1) * config.block_size
+    where = f"{devices.device_name(model.device)}{pretend}"
+    rows = {
+        "model": f"{settings.served_name}  ({model.architecture}, {model.num_parameters / 1e6:,.0f} M parameters)",
+        "device": f"{where}, {devices.dtype_name(model.dtype)}, {settings.threads} threads",
+        "context": f"{engine.max_model_len:,} tokens a request, {cached:,} in the KV cache",
+        "knobs": ", ".join(f"{name} {value}" for name, value in config.hot_values().items() if value is not None),
+        "serving": f"{url}/v1  (metrics at {url}/metrics)",
+        "admin": _admin(settings, host),
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(f"[bold cyan]{name}[/]", value.replace("[", r"\["))
+    body = json.dumps({"model": settings.served_name, "prompt": "The capital of France is", "max_tokens": 16})
+    table.add_row("[bold cyan]try[/]", f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
+    return Panel(table, title="headrace is ready", border_style="green", expand=False)
+
+
+def _admin(settings: Settings, host: str) -> str:
+    where = f"http://{host}:{settings.admin_port}/admin/config"
+    if settings.admin_token is not None:
+        return f"{where}  (with the token)"
+    if settings.on_loopback:
+        return f"{where}  (no token: loopback only)"
+    return "off: not on loopback and no token; give --admin-token-file or HEADRACE_ADMIN_TOKEN"
+
+
+def step_times(result: dict[str, Any]) -> Table:
+    """The calibration as a table, with what each row of it costs."""
+    about = f"{result['model']}, {result['device_name']}, {result['dtype']}, {result['threads']} threads"
+    table = Table(title=f"Step times: {about}")
+    for name in ("step", "milliseconds", "tokens/s"):
+        table.add_column(name, justify="right" if name != "step" else "left")
+    for kind in ("decode", "prefill"):
+        for size, seconds in result[f"{kind}_step_seconds"].items():
+            what = f"decode {size} sequences" if kind == "decode" else f"prefill {size} tokens"
+            table.add_row(what, f"{seconds * 1e3:.1f}", f"{int(size) / seconds:,.0f}")
+    return table
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Plain JSON on standard output, for programs."""
+    Console(highlight=False, soft_wrap=True, markup=False).print(json.dumps(value, indent=2))

@@ -1,0 +1,204 @@
+"""Commands: `serve`, `model demo`, `bench engine`. Torch comes in late; knob flags come from the knob table."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from headrace_core.config import KNOBS, Kind, Knob, KnobValue
+from headrace_engine.demo_model import ensure_demo_model
+from headrace_engine.errors import EngineError, SettingsError
+
+if TYPE_CHECKING:
+    from headrace_engine.settings import Settings
+
+ALIASES = {"prefill_chunk_size": ("--max-chunk-size",)}
+TYPES: Mapping[Kind, type] = {Kind.INT: int, Kind.FLOAT: float, Kind.BOOL: bool, Kind.CHOICE: str}
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """An error that a person can act on is one line and exit code 2."""
+    try:
+        yield
+    except EngineError as error:
+        errors.print(f"[bold red]error:[/] {str(error).replace('[', chr(92) + '[')}")
+        raise typer.Exit(2) from error
+
+
+def _knob_parameter(knob: Knob) -> inspect.Parameter:
+    flags = (knob.flag, *ALIASES.get(knob.name, ()))
+    if knob.kind is Kind.BOOL:
+        flags = (f"{knob.flag}/--no-{knob.flag[2:]}",)
+    text = knob.doc if knob.default is None else f"{knob.doc} Default: {knob.default}."
+    if knob.choices:
+        text += f" One of {', '.join(knob.choices)}."
+    panel = f"Knobs ({knob.klass})"
+    kind: Any = TYPES[knob.kind]
+    annotation: Any = Annotated[kind | None, typer.Option(*flags, help=text, rich_help_panel=panel)]
+    return inspect.Parameter(knob.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def with_knob_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace `**knobs` in the signature of `command` by one option for each row of the knob table."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = [*own, *(_knob_parameter(knob) for knob in KNOBS)]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {item.name: item.annotation for item in parameters}
+    return command
+
+
+@with_knob_flags
+def serve(
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, file:// address, or hub id.")],
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Serving port.")] = 8000,
+    admin_port: Annotated[int | None, typer.Option(help="Admin port. Default: the serving port plus 1.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Name in the API. Default: the folder's.")] = None,
+    config: Annotated[Path | None, typer.Option(help="engine.json with revision, config, ceilings, slo.")] = None,
+    scheduler_max_num_seqs: Annotated[
+        int | None, typer.Option(help="Active sequence cap below --max-num-seqs, which is then the ceiling.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the cores this process may use.")] = None,
+    admin_token_file: Annotated[Path | None, typer.Option(help="File with the admin token.")] = None,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds that running requests have after SIGTERM.")] = 30.0,
+    log_format: Annotated[str, typer.Option(help="auto (rich on a terminal, else json), rich or json.")] = "auto",
+    **knobs: KnobValue,
+) -> None:
+    """Serve a model over the OpenAI API."""
+    with plain_errors():
+        settings = _settings(
+            model, knobs, host=host, port=port, admin_port=admin_port, served_name=served_model_name, file=config,
+            active_num_seqs=scheduler_max_num_seqs, device=device, threads=threads, token_file=admin_token_file,
+            drain_timeout=drain_timeout, log_format=log_format,
+        )  # fmt: skip
+        _run_server(settings)
+
+
+def _settings(
+    model: str, knobs: Mapping[str, KnobValue], *, host: str, port: int, admin_port: int | None,
+    served_name: str | None, file: Path | None, active_num_seqs: int | None, device: str, threads: int | None,
+    token_file: Path | None, drain_timeout: float, log_format: str,
+) -> Settings:  # fmt: skip
+    from headrace_engine import device as devices  # noqa: PLC0415
+    from headrace_engine import settings as parts  # noqa: PLC0415
+    from headrace_engine.weights import find_source  # noqa: PLC0415
+
+    if log_format not in ("auto", "rich", "json"):
+        raise SettingsError(f"--log-format {log_format}: must be auto, rich or json")
+    if threads is not None and threads < 1:
+        raise SettingsError(f"--threads {threads}: must be at least 1")
+    if not drain_timeout >= 0:
+        raise SettingsError(f"--drain-timeout {drain_timeout}: must be 0 or more seconds")
+    engine_file = parts.read_engine_file(file)
+    flags = {name: value for name, value in knobs.items() if value is not None}
+    source = find_source(model)
+    return parts.Settings(
+        model=model,
+        config=parts.engine_config(
+            engine_file, flags, active_num_seqs=active_num_seqs, device=devices.pick_device(device).type
+        ),
+        device=device,
+        host=host,
+        port=port,
+        admin_port=port + 1 if admin_port is None else admin_port,
+        served_name=served_name or source.name,
+        revision=engine_file.revision,
+        slo=engine_file.slo,
+        admin_token=parts.admin_token(token_file),
+        drain_timeout=drain_timeout,
+        threads=threads or devices.available_cores(),
+        json_logs=log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()),
+    )
+
+
+def _run_server(settings: Settings) -> None:
+    import logging  # noqa: PLC0415
+
+    from headrace_engine import banner, logs, server  # noqa: PLC0415
+
+    logs.configure(as_json=settings.json_logs)
+    if settings.json_logs:
+        _hush_progress()
+    log = logging.getLogger("headrace_engine")
+    log.info("loading %s", settings.model)
+    if settings.admin_token is None and not settings.on_loopback:
+        log.warning("admin routes answer 403: not on loopback and no token (--admin-token-file, HEADRACE_ADMIN_TOKEN)")
+
+    def ready(engine: Any, _: Any) -> None:
+        if not settings.json_logs:
+            errors.print(banner.startup(engine, settings))
+        about = {"model": settings.served_name, "dtype": str(engine.model.dtype), "device": str(engine.model.device)}
+        log.info(
+            "ready", extra=about | {"host": settings.host, "port": settings.port, "admin_port": settings.admin_port}
+        )
+
+    server.serve(settings, on_ready=ready)
+
+
+def _hush_progress() -> None:
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+model_app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@model_app.callback()
+def model_root() -> None:
+    """Get the demo model."""
+
+
+@model_app.command("demo")
+def model_demo() -> None:
+    """Make the demo model in the cache, once, and print its folder."""
+    with plain_errors():
+        folder = ensure_demo_model(lambda message: errors.print(f"[cyan]demo model[/] {message}"))
+    typer.echo(folder)
+
+
+def bench_engine(
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, file:// address, or hub id.")],
+    *,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    block_size: Annotated[int, typer.Option(help="Tokens in one KV block.")] = 16,
+    threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the cores this process may use.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """Time single steps of a model on this machine."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import torch  # noqa: PLC0415
+
+    from headrace_engine import banner, calibrate, settings  # noqa: PLC0415
+    from headrace_engine import device as devices  # noqa: PLC0415
+
+    with plain_errors():
+        _hush_progress()
+        torch.set_num_threads(threads or devices.available_cores())
+        chosen = devices.pick_device(device)
+        flags: dict[str, KnobValue] = {"dtype": dtype, "block_size": block_size}
+        empty = settings.read_engine_file(None)
+        config = settings.engine_config(empty, flags, active_num_seqs=None, device=chosen.type)
+
+        def report(case: calibrate.Case, seconds: float) -> None:
+            errors.print(f"[dim]{case.kind} {case.size}: {seconds * 1e3:.1f} ms[/]")
+
+        result = calibrate.calibrate(model, config, device=chosen, report=report)
+    if json:
+        banner.print_json(result)
+    else:
+        Console().print(banner.step_times(result))

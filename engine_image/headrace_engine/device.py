@@ -1,0 +1,92 @@
+"""What this machine is and does fast: device, dtype, cores, memory, CPU features. Reads /proc and cgroups."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from headrace_engine.errors import SettingsError
+
+# What decides the speed of matrix products, as /proc/cpuinfo spells it.
+FEATURES = (
+    "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8",
+    "asimd", "asimdhp", "bf16", "i8mm", "sve",
+)  # fmt: skip
+FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def cpu_features(cpuinfo: str | None = None) -> tuple[str, ...]:
+    """Those of `FEATURES` that the CPU has."""
+    if cpuinfo is None:
+        path = Path("/proc/cpuinfo")
+        cpuinfo = path.read_text() if path.exists() else ""
+    line = next((line for line in cpuinfo.splitlines() if line.lower().startswith(("flags", "features"))), "")
+    flags = set(line.partition(":")[2].split())
+    return tuple(name for name in FEATURES if name in flags)
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, less where a cgroup quota allows less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read(CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, max(1, round(int(quota) / int(period))))
+    return cores
+
+
+def memory_bytes() -> int:
+    """Memory of the machine, or of the cgroup where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read(CGROUP / "memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def pick_device(wanted: str) -> torch.device:
+    """`auto`, `cpu` or `cuda` as a torch device. Raises `SettingsError`."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if wanted not in ("auto", "cuda"):
+        raise SettingsError(f"--device {wanted}: must be auto, cpu or cuda")
+    if not torch.cuda.is_available():
+        raise SettingsError(
+            f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu or fix the driver"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def pick_dtype(knob: str, device: torch.device, features: tuple[str, ...]) -> torch.dtype:
+    """The knob `dtype` as a torch dtype; `auto` is what the device does fast."""
+    if knob != "auto":
+        return DTYPES[knob]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if FAST_BF16.intersection(features) else torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`, `bfloat16`, …"""
+    return str(dtype).removeprefix("torch.")
+
+
+def device_name(device: torch.device) -> str:
+    """A name for people."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU"
+
+
+def pretends_gpu() -> bool:
+    """Whether the device plugin says that the allotted GPU is a stand-in."""
+    return os.environ.get("HEADRACE_PRETEND_GPU", "").lower() in ("1", "true")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,121 @@
+"""Put an engine together: model, probe, KV pool, runner, scheduler, metrics, loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from headrace_core.config import EngineConfig
+from headrace_core.scheduler import Scheduler
+from headrace_core.slo import SloSet
+from headrace_engine import device as devices
+from headrace_engine.errors import SettingsError
+from headrace_engine.kv_cache import KvPool, LayerShape, block_bytes, make_pool
+from headrace_engine.loop import EngineLoop
+from headrace_engine.metrics import EngineMetrics
+from headrace_engine.model import LoadedModel, load_model
+from headrace_engine.probe import probe
+from headrace_engine.runner import Runner
+from headrace_engine.version import VERSION
+from headrace_engine.weights import find_source
+
+log = logging.getLogger(__name__)
+CPU_CACHE_BYTES = 1 << 30
+# Activations of one step and what the allocator strands, beside weights and KV, as a share of a GPU's memory.
+GPU_RESERVE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A loaded engine. `config` has the computed values filled in; `max_model_len` is `config.max_model_len`."""
+
+    model: LoadedModel
+    config: EngineConfig
+    runner: Runner
+    loop: EngineLoop
+    metrics: EngineMetrics
+    max_model_len: int
+    started_at: float  # unix seconds
+
+
+def load(model: str, config: EngineConfig, *, device: torch.device) -> tuple[LoadedModel, dict[int, LayerShape]]:
+    """Load and probe `model`. Raises `ModelError`."""
+    dtype = devices.pick_dtype(config.dtype, device, devices.cpu_features())
+    loaded = load_model(find_source(model), device=device, dtype=dtype)
+    return loaded, probe(loaded)
+
+
+def assemble(
+    loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, *, served_name: str, revision: str = "",
+    slo: SloSet | None = None,
+) -> Engine:  # fmt: skip
+    """An engine over a probed model; its loop is not started. Raises `SettingsError`."""
+    pool, config = size_pool(loaded, layers, config)
+    max_model_len = int(config.max_model_len or 0)
+    runner = Runner(loaded, pool)
+    started_at = time.time()  # noqa: TID251  (reported, never compared with the engine's clock)
+    metrics = EngineMetrics(served_name, slo)
+    metrics.set_identity(
+        version=VERSION, device=loaded.device.type, dtype=devices.dtype_name(loaded.dtype),
+        pretend_gpu=devices.pretends_gpu(), started_at=started_at,
+    )  # fmt: skip
+    metrics.set_cache(config, pool.num_blocks)
+    scheduler = Scheduler(config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
+    loop = EngineLoop(scheduler, runner, metrics, revision=revision)
+    return Engine(
+        model=loaded, config=config, runner=runner, loop=loop, metrics=metrics, max_model_len=max_model_len,
+        started_at=started_at,
+    )  # fmt: skip
+
+
+def size_pool(loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig) -> tuple[KvPool, EngineConfig]:
+    """Allocate the KV pool; return it and `config` with kv_cache_bytes and max_model_len filled in."""
+    one = block_bytes(layers, block_size=config.block_size, dtype=loaded.dtype)
+    budget = config.kv_cache_bytes or _default_bytes(loaded, config)
+    # More than every sequence at full length can ever use is of no use. Block 0 is for padding.
+    longest = -(-min(config.max_model_len or loaded.max_position, loaded.max_position) // config.block_size)
+    ceiling = config.ceilings.get("max_num_seqs", config.max_num_seqs)
+    num_blocks = min(budget // one, longest * ceiling + 1)
+    tokens = (num_blocks - 1) * config.block_size
+    max_model_len = _max_model_len(loaded, config, tokens=tokens, budget=budget, one=one)
+    pool = make_pool(
+        layers, num_blocks=num_blocks, block_size=config.block_size, device=loaded.device, dtype=loaded.dtype
+    )
+    return pool, replace(config, kv_cache_bytes=num_blocks * one, max_model_len=max_model_len)
+
+
+def _default_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    if loaded.device.type != "cuda":
+        return min(CPU_CACHE_BYTES, devices.memory_bytes() // 8)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(loaded.device)
+    left = int(total * (config.gpu_memory_utilization - GPU_RESERVE)) - (total - free)
+    if left <= 0:
+        raise SettingsError(
+            f"--gpu-memory-utilization {config.gpu_memory_utilization:g} leaves no memory for KV blocks: "
+            f"{total - free} of {total} bytes are in use after loading the weights; "
+            "raise it, free the GPU, or take a smaller model"
+        )
+    return left
+
+
+def _max_model_len(loaded: LoadedModel, config: EngineConfig, *, tokens: int, budget: int, one: int) -> int:
+    if tokens < max(2, config.block_size):
+        raise SettingsError(
+            f"--kv-cache-bytes {budget} holds {budget // one} blocks; at least 2 of {one} bytes are "
+            f"needed: raise it to {2 * one}"
+        )
+    wanted = config.max_model_len
+    if wanted is None:
+        return min(loaded.max_position, tokens)
+    if wanted > loaded.max_position:
+        raise SettingsError(f"--max-model-len {wanted} exceeds the model's own limit {loaded.max_position}: lower it")
+    if wanted > tokens:
+        raise SettingsError(
+            f"--max-model-len {wanted} exceeds the {tokens} tokens that the KV cache holds: lower it, or raise "
+            f"--kv-cache-bytes (now {budget}) to {(-(-wanted // config.block_size) + 1) * one}"
+        )
+    return wanted

@@ -1,0 +1,124 @@
+"""Settings of `headrace serve`: defaults < engine.json (`--config`) < flags. Read once, checked as a whole."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace_core.config import ConfigError, EngineConfig, KnobValue, resolve
+from headrace_core.slo import SloSet
+from headrace_engine.errors import SettingsError
+
+TOKEN_VARIABLE = "HEADRACE_ADMIN_TOKEN"  # noqa: S105  (a name, not a secret)
+FILE_KEYS = frozenset({"revision", "config", "ceilings", "slo"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFile:
+    """The contents of engine.json."""
+
+    revision: str = ""
+    config: Mapping[str, Any]
+    ceilings: Mapping[str, int]
+    slo: SloSet | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that a server needs to start. Times in seconds."""
+
+    model: str
+    config: EngineConfig
+    device: str
+    host: str
+    port: int
+    admin_port: int
+    served_name: str
+    revision: str
+    slo: SloSet | None
+    admin_token: str | None
+    drain_timeout: float
+    threads: int
+    json_logs: bool
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is a loopback address or localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_engine_file(path: Path | None) -> EngineFile:
+    """Read engine.json. Raises `SettingsError` naming file and key."""
+    if path is None:
+        return EngineFile(config={}, ceilings={})
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"--config {path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"--config {path}: is not JSON: {error}") from error
+    if not isinstance(values, dict) or (unknown := sorted(set(values) - FILE_KEYS)):
+        detail = f"unknown {', '.join(unknown)}" if isinstance(values, dict) else "not an object"
+        raise SettingsError(f"--config {path}: {detail}; an object with {', '.join(sorted(FILE_KEYS))} is expected")
+    try:
+        slo = values.get("slo")
+        return EngineFile(
+            revision=str(values.get("revision") or ""),
+            config=dict(values.get("config") or {}),
+            ceilings={name: int(value) for name, value in (values.get("ceilings") or {}).items()},
+            slo=None if slo is None else SloSet.from_dict(slo),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SettingsError(f"--config {path}: {error}") from error
+
+
+def engine_config(
+    file: EngineFile, flags: Mapping[str, KnobValue], *, active_num_seqs: int | None, device: str
+) -> EngineConfig:
+    """The full config. `flags` has the flags that were given. Raises `SettingsError` with every problem, by flag name.
+
+    `active_num_seqs` (`--scheduler-max-num-seqs`) is the active cap under the boot value max_num_seqs.
+    """
+    values = dict(file.config) | dict(flags)
+    ceilings = {**file.ceilings, **{name: int(flags[name] or 0) for name in file.ceilings if name in flags}}
+    if active_num_seqs is not None:
+        try:
+            boot = resolve(values, device=device, ceilings=ceilings or None)
+        except ConfigError as error:
+            raise _named(error) from error
+        ceilings = {**boot.ceilings, **ceilings}
+        values["max_num_seqs"] = active_num_seqs
+    try:
+        return resolve(values, device=device, ceilings=ceilings or None)
+    except ConfigError as error:
+        raise _named(error) from error
+
+
+def _named(error: ConfigError) -> SettingsError:
+    return SettingsError("; ".join(f"--{item.knob.replace('_', '-')}: {item.message}" for item in error.problems))
+
+
+def admin_token(path: Path | None) -> str | None:
+    """The token from the file, else from the environment, else None. Raises `SettingsError`."""
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise SettingsError(f"--admin-token-file {path}: cannot be read: {error.strerror}") from error
+    if not token:
+        raise SettingsError(f"--admin-token-file {path}: is empty; put the token into it")
+    return token

@@ -1,0 +1,86 @@
+"""What the HTTP side knows of the process: which phase it is in, the engine once loaded, calls in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from enum import StrEnum
+
+from headrace_engine.engine import Engine
+from headrace_engine.http_errors import unavailable
+
+LOADING_RETRY, DRAIN_RETRY = 5, 2  # seconds
+STALL_SECONDS = 300.0  # a step that runs longer hangs: no prefill of a whole prompt takes that long
+
+
+class Phase(StrEnum):
+    """Life of the server."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class ServerState:
+    """Used by the event loop only."""
+
+    def __init__(self, served_name: str, *, stall_seconds: float = STALL_SECONDS) -> None:
+        self.served_name = served_name
+        self.phase = Phase.LOADING
+        self.engine: Engine | None = None
+        self._stall_seconds = stall_seconds
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def ready(self, engine: Engine) -> None:
+        """The engine is loaded and its loop runs."""
+        self.engine = engine
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    def drain(self) -> None:
+        """Take no more calls."""
+        self.phase = Phase.DRAINING
+
+    def loaded(self) -> Engine:
+        """The engine. Raises `ApiError` 503 while it loads."""
+        if self.engine is None:
+            raise unavailable("the model is still loading", retry_after=LOADING_RETRY)
+        return self.engine
+
+    def accepting(self) -> Engine:
+        """The engine for a new call. Raises `ApiError` 503 while it loads or drains."""
+        if self.phase is Phase.DRAINING:
+            raise unavailable("the server is shutting down and takes no new requests", retry_after=DRAIN_RETRY)
+        return self.loaded()
+
+    @contextlib.contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """A call that a drain waits for."""
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    async def drained(self) -> None:
+        """Wait until no call is in flight."""
+        await self._idle.wait()
+
+    def not_live(self) -> str | None:
+        """Why the process needs a restart, or None."""
+        if self.engine is None:
+            return None
+        if not self.engine.loop.alive:
+            return "the step thread has ended"
+        age = self.engine.loop.step_age()
+        return f"a step has been running for {age:.0f} s" if age > self._stall_seconds else None
+
+    def not_ready(self) -> str | None:
+        """Why no call should come here, or None."""
+        return f"phase {self.phase}" if self.phase is not Phase.READY else self.not_live()

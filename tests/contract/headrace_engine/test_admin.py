@@ -1,0 +1,92 @@
+"""`/admin/config`: authorized, atomic, versioned."""
+
+from typing import Any
+
+import pytest
+
+from headrace_core.config import KNOBS
+from headrace_core.slo import SloSet
+
+Serve = Any
+AUTH = {"Authorization": "Bearer s3cret"}
+
+
+async def patch(server: Any, **body: Any) -> Any:
+    return await server.admin.patch("/admin/config", json=body, headers=AUTH)
+
+
+async def test_get_describes_every_knob(serve: Serve) -> None:
+    server = await serve(slo=SloSet(ttft_seconds=0.5))
+    body = (await server.admin.get("/admin/config", headers=AUTH)).json()
+    assert body["generation"] == 1
+    assert body["revision"] == "r1"
+    assert [knob["name"] for knob in body["knobs"]] == [knob.name for knob in KNOBS]
+    assert set(body["config"]) == {knob.name for knob in KNOBS}
+    by_name = {knob["name"]: knob for knob in body["knobs"]}
+    assert by_name["max_num_seqs"]["ceiling"] == 256
+    assert by_name["block_size"]["class"] == "restart"
+    assert body["config"]["max_model_len"] == 2048
+    assert (body["device"], body["dtype"], body["pretend_gpu"]) == ("cpu", "float32", False)
+    assert body["slo"]["ttft_seconds"] == 0.5
+    assert body["started_at"] > 1e9
+
+
+async def test_a_change_is_in_force_when_the_answer_comes(serve: Serve) -> None:
+    server = await serve()
+    body = (await patch(server, knobs={"prefill_chunk_size": 32, "decode_ratio": 0.25}, revision="r2")).json()
+    assert (body["generation"], body["revision"]) == (2, "r2")
+    assert body["config"]["prefill_chunk_size"] == 32
+    assert server.metric("headrace:config_generation") == 2
+    same = (await patch(server, knobs={"prefill_chunk_size": 32}, revision="r2", if_generation=2)).json()
+    assert same["generation"] == 2
+    assert (await patch(server, revision="r3")).json()["generation"] == 3
+    assert server.metric("headrace:config_info", knob="decode_ratio", value="0.25", revision="r3") == 1
+
+
+async def test_a_change_is_all_or_nothing(serve: Serve) -> None:
+    server = await serve()
+    answer = await patch(
+        server, knobs={"decode_ratio": 0.5, "block_size": 8, "max_num_seqs": 9999, "wombat": 1, "seed": 2}, revision="x"
+    )
+    assert answer.status_code == 422
+    body = answer.json()
+    assert {"block_size", "max_num_seqs", "wombat", "seed"} <= {item["knob"] for item in body["problems"]}
+    assert body["error"]["code"] == "config_refused"
+    assert body["error"]["param"] == body["problems"][0]["knob"]
+    state = (await server.admin.get("/admin/config", headers=AUTH)).json()
+    assert (state["generation"], state["revision"], state["config"]["decode_ratio"]) == (1, "r1", 0.0)
+    above = await patch(server, knobs={"max_num_batched_tokens": 512})
+    assert "boot value" in above.json()["problems"][0]["message"]
+
+
+async def test_a_stale_generation_is_a_conflict(serve: Serve) -> None:
+    server = await serve()
+    assert (await patch(server, knobs={"decode_ratio": 0.1}, if_generation=1)).status_code == 200
+    answer = await patch(server, knobs={"decode_ratio": 0.2}, if_generation=1)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "stale_generation")
+
+
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}])
+async def test_no_token_no_answer(serve: Serve, header: dict[str, str]) -> None:
+    server = await serve()
+    assert (await server.admin.get("/admin/config", headers=header)).status_code == 401
+    assert (await server.admin.patch("/admin/config", json={}, headers=header)).status_code == 401
+
+
+async def test_without_a_token_and_off_loopback_admin_is_off(serve: Serve) -> None:
+    server = await serve(token=None)  # the fixture then says that the server is not on loopback
+    answer = await server.admin.get("/admin/config", headers=AUTH)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_off")
+
+
+async def test_admin_routes_are_not_on_the_serving_port(serve: Serve) -> None:
+    server = await serve()
+    assert (await server.http.get("/admin/config", headers=AUTH)).status_code == 404
+
+
+@pytest.mark.parametrize("raw", [b"{", b'{"knobs": 5}', b'{"wombat": 1}', b'{"if_generation": "1"}', b"[]"])
+async def test_a_malformed_patch_is_a_400(serve: Serve, raw: bytes) -> None:
+    server = await serve()
+    answer = await server.admin.patch("/admin/config", content=raw, headers=AUTH)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
