@@ -15,10 +15,9 @@ from headrace_engine.settings import Settings
 
 
 def startup(engine: Engine, settings: Settings) -> Panel:
-    """Model, device, knobs, addresses, and a first request to copy."""
+    """Model, device, knobs, addresses."""
     config, model = engine.config, engine.model
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{settings.port}"
+    url = _url(settings, settings.port)
     pretend = " (pretend GPU)" if devices.pretends_gpu() else ""
     cached = (engine.runner.pool.num_blocks - 1) * config.block_size
     where = f"{devices.device_name(model.device)}{pretend}"
@@ -28,18 +27,28 @@ def startup(engine: Engine, settings: Settings) -> Panel:
         "context": f"{engine.max_model_len:,} tokens a request, {cached:,} in the KV cache",
         "knobs": ", ".join(f"{name} {value}" for name, value in config.hot_values().items() if value is not None),
         "serving": f"{url}/v1  (metrics at {url}/metrics)",
-        "admin": _admin(settings, host),
+        "admin": _admin(settings),
     }
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         table.add_row(f"[bold cyan]{name}[/]", value.replace("[", r"\["))
-    body = json.dumps({"model": settings.served_name, "prompt": "The capital of France is", "max_tokens": 16})
-    table.add_row("[bold cyan]try[/]", f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
     return Panel(table, title="headrace is ready", border_style="green", expand=False)
 
 
-def _admin(settings: Settings, host: str) -> str:
-    where = f"http://{host}:{settings.admin_port}/admin/config"
+def first_request(settings: Settings) -> str:
+    """A command to copy: one line, so that no border or wrap gets into it."""
+    body = json.dumps({"model": settings.served_name, "prompt": "The capital of France is", "max_tokens": 16})
+    where = f"{_url(settings, settings.port)}/v1/completions"
+    return f"curl {where} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _url(settings: Settings, port: int) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{port}"
+
+
+def _admin(settings: Settings) -> str:
+    where = f"{_url(settings, settings.admin_port)}/admin/config"
     if settings.admin_token is not None:
         return f"{where}  (with the token)"
     if settings.on_loopback:

@@ -140,6 +140,7 @@ def _run_server(settings: Settings) -> None:
     def ready(engine: Any, _: Any) -> None:
         if not settings.json_logs:
             errors.print(banner.startup(engine, settings))
+            errors.print(banner.first_request(settings), markup=False, soft_wrap=True)
         about = {"model": settings.served_name, "dtype": str(engine.model.dtype), "device": str(engine.model.device)}
         log.info(
             "ready", extra=about | {"host": settings.host, "port": settings.port, "admin_port": settings.admin_port}

@@ -39,6 +39,7 @@ def configure(*, as_json: bool) -> None:
         handler.setFormatter(JsonFormatter())
     else:
         handler = RichHandler(show_path=False, log_time_format="[%X]")
+        handler.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)

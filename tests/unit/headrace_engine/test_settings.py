@@ -38,7 +38,8 @@ def test_every_problem_is_named_by_its_flag() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [("{", "not JSON"), ("[]", "not an object"), ('{"wombat": 1}', "unknown wombat"),
-     ('{"slo": {"x": 1}}', "unknown x"), ('{"slo": {"ttft_seconds": -1}}', "ttft_seconds"), ('{"ceilings": {"max_num_seqs": "many"}}', "many")],
+     ('{"slo": {"x": 1}}', "unknown x"), ('{"slo": {"ttft_seconds": -1}}', "ttft_seconds"),
+     ('{"ceilings": {"max_num_seqs": "many"}}', "many")],
 )  # fmt: skip
 def test_a_wrong_engine_json_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "engine.json"
