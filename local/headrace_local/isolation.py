@@ -17,11 +17,16 @@ from pathlib import Path
 from headrace_local.errors import LocalError
 
 TRY_SECONDS = 20
+#: uid_map of a process that is in no user namespace but the first.
+_EVERY_USER = 4294967295
 _OVERLAY_SCRIPT = (
     'mount -t tmpfs tmpfs "$1" && mkdir "$1/upper" "$1/work" "$1/merged" && '
-    'mount -t overlay overlay -o "$2lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/merged" && '
-    'test -e "$1/merged/usr"'
+    'mount -t overlay overlay -o "$2,upperdir=$1/upper,workdir=$1/work" "$1/merged" && '
+    'test -n "$(ls "$1/merged")"'
 )
+# In a user namespace the kernel refuses an overlay over a root below which other file systems are mounted, so the
+# runtime lays one over each top-level folder there; that is what has to work.
+_OVERLAY_OPTIONS = {"ROOT": "lowerdir=/", "USER_NAMESPACE": "userxattr,lowerdir=/usr"}
 
 
 class Isolation(Enum):
@@ -57,9 +62,9 @@ def try_unshare(isolation: Isolation) -> Tried:
 
 
 def try_overlay(isolation: Isolation) -> Tried:
-    """Lay a writable tmpfs over `/`, in namespaces of its own; nothing of it is seen outside."""
+    """Lay a writable tmpfs over the machine's files, in namespaces of its own; nothing of it is seen outside."""
     folder = tempfile.mkdtemp(prefix="headrace-overlay-")
-    options = "userxattr," if isolation is Isolation.USER_NAMESPACE else ""
+    options = _OVERLAY_OPTIONS[isolation.name]
     try:
         return try_command(["unshare", *isolation.value, "sh", "-c", _OVERLAY_SCRIPT, "sh", folder, options])
     finally:
@@ -82,14 +87,18 @@ def find_isolation() -> Isolation:
         said.append(f"{_NAMES[isolation]}: {tried.said or 'failed without a word'}")
     raise LocalError(
         "This machine lets us make no file view for pods.",
-        why=f"Tried as user {os.geteuid()}: an overlay over / in a mount namespace of its own.",
+        why=f"Tried as user {os.geteuid()}: an overlay over the machine's files in a mount namespace of its own.",
         detail="\n".join(said),
         todo=(
             "Run it as root (in a container: a privileged one; with the kernel's overlay module loaded). "
-            "Without root many kernels refuse an overlay over a root with other file systems mounted in it. "
             "Or use a cluster that you have: --context NAME."
         ),
     )
+
+
+def is_mapped_root(uid_map: str) -> bool:
+    """Whether root here is only root of a user namespace, where other users do not exist."""
+    return all(int(line.split()[2]) < _EVERY_USER for line in uid_map.splitlines())
 
 
 def enter_argv(isolation: Isolation, holder_pid: int) -> list[str]:

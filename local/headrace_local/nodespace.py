@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace_local.isolation import is_mapped_root
 from headrace_local.layout import Slot, default_slot
 from headrace_local.runtime.inner import syscalls
 
@@ -92,6 +93,8 @@ def plan(slot: Slot, exists: Callable[[str], bool]) -> list[Step]:
 def carry_out(steps: list[Step], scratch: Path) -> None:
     """Make the mounts; `scratch` is a folder of the slot that gets a file system in memory."""
     scratch.mkdir(parents=True, exist_ok=True)
+    # Root of a user namespace may not set the attributes that an overlay keeps its notes in otherwise.
+    notes = ",userxattr" if is_mapped_root(Path("/proc/self/uid_map").read_text(encoding="ascii")) else ""
     syscalls.mount(MOUNT_SOURCE, str(scratch), kind="tmpfs", options="mode=755")
     for number, step in enumerate(steps):
         own = scratch / str(number)
@@ -99,7 +102,7 @@ def carry_out(steps: list[Step], scratch: Path) -> None:
             case Overlay(path):
                 for name in ("upper", "work"):
                     (own / name).mkdir(parents=True)
-                options = f"lowerdir={path},upperdir={own}/upper,workdir={own}/work"
+                options = f"lowerdir={path},upperdir={own}/upper,workdir={own}/work{notes}"
                 syscalls.mount(MOUNT_SOURCE, path, kind="overlay", options=options)
             case Folder(path):
                 Path(path).mkdir(parents=True, exist_ok=True)

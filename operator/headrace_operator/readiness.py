@@ -87,7 +87,9 @@ def engines_ready(fleet: Fleet) -> Finding:
 
 
 def _waiting(fleet: Fleet) -> Finding:
-    count = f"{len(fleet.ready)} of {fleet.replicas} pods ready at revision {fleet.revision}"
+    # Between the Deployment's making and its first sight there is no revision yet.
+    at = f" at revision {fleet.revision}" if fleet.revision else ""
+    count = f"{len(fleet.ready)} of {fleet.replicas} pods ready{at}"
     if fleet.deployment is not None and fleet.deployment.failure:
         return no(Reason.PODS_PENDING, f"{count}; no pod can be made: {fleet.deployment.failure}")
     found = [finding for pod in fleet.current if not pod.ready and (finding := _pod_problem(pod, fleet.model))]

@@ -61,7 +61,10 @@ def _pooled(goal: Goal, group: Sequence[TrialRecord]) -> Pooled:
     scores = [record.score or 0.0 for record in group]
     attainment = good / requests
     return Pooled(
-        candidate=Candidate(knobs=group[0].knobs, score=sum(scores) / len(scores), attainment=attainment),
+        # Four digits are more than a window can resolve, and people read this one in `kubectl get`.
+        candidate=Candidate(
+            knobs=group[0].knobs, score=float(f"{sum(scores) / len(scores):.4g}"), attainment=attainment
+        ),
         value=sum(values) / len(values),
         good=good,
         requests=requests,

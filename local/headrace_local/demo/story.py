@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 256, 0.4, 20
+SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 512, 0.3, 24
 SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
 BATCH = 8  # sequences that share a decode step when the engine is busy
 MIN_REQUESTS = 20  # in each window of the check on the running pods
 UTILIZATION = 0.7  # of what the engine can serve when it prefills in slices
-BAD_CHUNK = 512  # longer than any prompt of the load: each is prefilled in one step
+BAD_CHUNK = 1024  # longer than any prompt of the load: each is prefilled in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ def tell(calibration: Calibration) -> Story:
     rate = UTILIZATION / work
     return Story(
         ttft=round_up(4 * long_sliced + 4 * whole),
-        itl=round_up(math.sqrt(sliced * whole)),
+        # Nearer to the whole prompt: that stall never gets shorter, while noise makes a slice longer.
+        itl=round_up(sliced ** (1 / 3) * whole ** (2 / 3)),
         attainment=0.9,
         rate=float(f"{rate:.2g}"),
         window=window_seconds(rate),
@@ -104,8 +105,8 @@ def tell(calibration: Calibration) -> Story:
 
 
 def window_seconds(rate: float) -> int:
-    """A window of about 20 requests, 10 to 30 seconds."""
-    return round(min(30.0, max(10.0, 20 / rate)))
+    """A window of about 16 requests, 10 to 28 seconds."""
+    return round(min(28.0, max(10.0, 16 / rate)))
 
 
 def interpolate(table: Mapping[int, float], at: float) -> float:

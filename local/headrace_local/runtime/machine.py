@@ -7,12 +7,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from headrace_local.isolation import is_mapped_root
 from headrace_local.layout import Slot
 from headrace_local.nodespace import DEVICE_PLUGINS, LOG_LINKS, MOUNT_SOURCE
 from headrace_local.runtime.fileview import HiddenFolder, Machine, MountPoint, below, parse_mounts
-
-#: uid_map of a process that is in no user namespace but the first.
-_EVERY_USER = 4294967295
 
 
 def look(slot: Slot) -> Machine:
@@ -34,11 +32,6 @@ def look(slot: Slot) -> Machine:
         mapped_root=is_mapped_root(Path("/proc/self/uid_map").read_text(encoding="ascii")),
         top_folders=tuple(str(path) for path in sorted(Path("/").iterdir()) if path.is_dir() and not path.is_symlink()),
     )
-
-
-def is_mapped_root(uid_map: str) -> bool:
-    """Whether root here is only root of a user namespace, where other users do not exist."""
-    return all(int(line.split()[2]) < _EVERY_USER for line in uid_map.splitlines())
 
 
 def needed_paths(slot: Slot) -> list[str]:

@@ -3,13 +3,14 @@
 import sys
 from pathlib import Path
 
+from headrace_local.isolation import is_mapped_root
 from headrace_local.layout import Slot
 from headrace_local.runtime import machine
 
 
 def test_only_the_first_user_namespace_knows_every_user():
-    assert not machine.is_mapped_root("         0          0 4294967295\n")
-    assert machine.is_mapped_root("         0       1000          1\n")
+    assert not is_mapped_root("         0          0 4294967295\n")
+    assert is_mapped_root("         0       1000          1\n")
 
 
 def test_our_python_its_links_and_its_packages_are_needed(tmp_path: Path):
