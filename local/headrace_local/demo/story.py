@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 512, 0.3, 24
+SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 512, 0.25, 40
+SHORTEST_LONG = 384  # lengths spread by a quarter around their mean
 SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
 BATCH = 8  # sequences that share a decode step when the engine is busy
 MIN_REQUESTS = 20  # in each window of the check on the running pods
-UTILIZATION = 0.7  # of what the engine can serve when it prefills in slices
+UTILIZATION = 0.4  # by prefill in slices, and by decode at that batch: together the engine is busy and keeps up
 BAD_CHUNK = 1024  # longer than any prompt of the load: each is prefilled in one step
 
 
@@ -80,18 +81,14 @@ def tell(calibration: Calibration) -> Story:
     """Thresholds and load for this machine."""
     beside = calibration.decode_step(DECODES)
     sliced = calibration.prefill_step(SLICE) + beside
-    whole = calibration.prefill_step(LONG_PROMPT) + beside
+    whole = calibration.prefill_step(SHORTEST_LONG)
     long_sliced = calibration.prompt_seconds(LONG_PROMPT, SLICE)
-    work = (
-        LONG_SHARE * long_sliced
-        + (1 - LONG_SHARE) * calibration.prefill_step(SHORT_PROMPT)
-        + OUTPUT_TOKENS * calibration.decode_step(BATCH) / BATCH
-    )
-    rate = UTILIZATION / work
+    prefill = LONG_SHARE * long_sliced + (1 - LONG_SHARE) * calibration.prefill_step(SHORT_PROMPT)
+    decode = OUTPUT_TOKENS * calibration.decode_step(BATCH) / BATCH
+    rate = UTILIZATION / max(prefill, decode)
     return Story(
         ttft=round_up(4 * long_sliced + 4 * whole),
-        # Nearer to the whole prompt: that stall never gets shorter, while noise makes a slice longer.
-        itl=round_up(sliced ** (1 / 3) * whole ** (2 / 3)),
+        itl=round_up(math.sqrt(sliced * whole)),
         attainment=0.9,
         rate=float(f"{rate:.2g}"),
         window=window_seconds(rate),
