@@ -62,9 +62,9 @@ async def mixed_load(url: str, story: Story, *, seed: int) -> dict[str, Any]:
     return await _headrace_json("The mixed load", "bench", "serve", url, *flags)
 
 
-async def calibrate(model: Path) -> dict[str, Any]:
-    """Step times of the engine on this machine. Raises `LocalError`."""
-    return await _headrace_json("The calibration", "bench", "engine", str(model), "--json")
+async def calibrate(model: Path, *, threads: int) -> dict[str, Any]:
+    """Step times of the engine on this machine with that many threads. Raises `LocalError`."""
+    return await _headrace_json("The calibration", "bench", "engine", str(model), "--threads", str(threads), "--json")
 
 
 async def demo_model() -> Path:

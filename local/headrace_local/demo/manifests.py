@@ -31,7 +31,11 @@ def inference_service(story: Story, model: Path) -> Manifest:
         "metadata": {"name": SERVICE, "namespace": NAMESPACE},
         "spec": {
             "model": {"uri": f"file://{model}", "name": SERVICE},
-            "engine": {"kind": "Headrace", "config": bad_config()},
+            "engine": {
+                "kind": "Headrace",
+                "config": bad_config(),
+                "extraArgs": ["--threads", str(story.threads)],
+            },
             "replicas": 1,
             "resources": {"gpu": {"count": 1}, "cpu": "500m", "memory": "2Gi"},
             "slo": {

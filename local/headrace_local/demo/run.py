@@ -24,7 +24,7 @@ from headrace_local import binaries, cluster, helm
 from headrace_local.demo import client, manifests, report, watching
 from headrace_local.demo.manifests import NAMESPACE, RUN, SERVICE, Manifest
 from headrace_local.demo.stages import Stage, Stages, evidence_folder
-from headrace_local.demo.story import Calibration, Story, tell
+from headrace_local.demo.story import Calibration, Story, engine_threads, tell
 from headrace_local.demo.waiting import condition, wait_for
 from headrace_local.errors import LocalError
 from headrace_local.layout import Slot
@@ -109,12 +109,13 @@ async def _with_cluster(slot: Slot, stages: Stages, console: Console, evidence: 
 
 
 async def _calibrate(demo: Demo, stage: Stage, model: Path) -> Story:
-    measured = await client.calibrate(model)
+    threads = engine_threads(len(os.sched_getaffinity(0)))
+    measured = await client.calibrate(model, threads=threads)
     (demo.evidence / "calibration.json").write_text(json.dumps(measured, indent=2))
     calibration = Calibration.from_json(measured)
     story = tell(calibration)
     features = ", ".join(calibration.cpu_features) or "no vector features"
-    stage.say(f"calibrated: {calibration.device} ({features}), {calibration.dtype}, {calibration.threads} threads")
+    stage.say(f"calibrated: {calibration.device} ({features}), {calibration.dtype}, {calibration.threads} thread(s)")
     stage.say(
         f"a whole long prompt stalls decodes for {1000 * story.whole:.0f} ms, a slice of it for "
         f"{1000 * story.sliced:.0f} ms: SLO ITL {1000 * story.itl:.0f} ms, TTFT {story.ttft:.1f} s"

@@ -66,6 +66,7 @@ class Story:
 
     ttft: float
     itl: float
+    threads: int
     attainment: float
     rate: float
     window: int
@@ -75,6 +76,15 @@ class Story:
     blocks: int
     whole: float
     sliced: float
+
+
+def engine_threads(cores: int) -> int:
+    """CPU threads of an engine: one core is left for the control plane, the load and Prometheus.
+
+    Where they share the engine's cores, each step waits for whichever thread was pushed aside, and the latencies of
+    the machine drown those of the config.
+    """
+    return max(1, cores - 1)
 
 
 def tell(calibration: Calibration) -> Story:
@@ -89,6 +99,7 @@ def tell(calibration: Calibration) -> Story:
     return Story(
         ttft=round_up(4 * long_sliced + 4 * whole),
         itl=round_up(math.sqrt(sliced * whole)),
+        threads=calibration.threads,
         attainment=0.9,
         rate=float(f"{rate:.2g}"),
         window=window_seconds(rate),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,12 @@ def test_the_inter_token_threshold_lies_between_a_slice_and_a_whole_prompt(facto
 def test_the_load_is_a_stated_share_of_what_the_engine_can_serve() -> None:
     slow, fast = tell(SLOW), tell(scaled(0.125))
     assert fast.rate == pytest.approx(8 * slow.rate, rel=0.1)
+
+
+def test_one_core_is_left_for_everything_else() -> None:
+    assert [story.engine_threads(cores) for cores in (1, 2, 16)] == [1, 1, 15]
+    body = manifests.inference_service(tell(SLOW), Path("/models/m"))
+    assert body["spec"]["engine"]["extraArgs"] == ["--threads", "2"]
 
 
 def test_interpolation_passes_through_the_points_and_goes_on_beyond_them() -> None:
