@@ -99,6 +99,7 @@ def measures(stats: WindowStats) -> Measures:
         attainment=number(stats.attainment),
         ttft_p95=number(stats.ttft_p95),
         itl_p95=number(stats.itl_p95),
+        itl_p99=number(stats.itl_p99),
         requests=stats.requests,
     )
 

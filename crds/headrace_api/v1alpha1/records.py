@@ -72,6 +72,8 @@ class Measures(Model):
     """95th percentile of time to first token, seconds."""
     itl_p95: float | None = None
     """95th percentile of inter-token latency, seconds."""
+    itl_p99: float | None = None
+    """99th percentile of inter-token latency, seconds: where stalls by long prompts show."""
     e2e_p95: float | None = None
     """95th percentile of arrival to last token, seconds."""
     requests: float | None = None

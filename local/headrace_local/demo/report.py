@@ -15,6 +15,7 @@ _ROWS = (
     ("goodput", "goodput (requests/s within the SLO)", "/s", True),
     ("ttftP95", "TTFT p95", "ms", False),
     ("itlP95", "inter-token latency p95", "ms", False),
+    ("itlP99", "inter-token latency p99", "ms", False),
     ("throughput", "output tokens", "/s", True),
     ("requests", "requests measured", "", None),
 )

@@ -113,8 +113,8 @@ def tell(calibration: Calibration) -> Story:
 
 
 def window_seconds(rate: float) -> int:
-    """A window of about 16 requests, 10 to 28 seconds."""
-    return round(min(28.0, max(10.0, 16 / rate)))
+    """A window of about 14 requests, 10 to 24 seconds."""
+    return round(min(24.0, max(10.0, 14 / rate)))
 
 
 def interpolate(table: Mapping[int, float], at: float) -> float:

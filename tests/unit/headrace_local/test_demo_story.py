@@ -34,7 +34,7 @@ def test_the_inter_token_threshold_lies_between_a_slice_and_a_whole_prompt(facto
     told = tell(scaled(factor))
     assert told.sliced < told.itl < told.whole
     assert told.ttft > told.whole
-    assert 10 <= told.window <= 28
+    assert 10 <= told.window <= 24
 
 
 def test_the_load_is_a_stated_share_of_what_the_engine_can_serve() -> None:
