@@ -109,14 +109,16 @@ async def test_requests_of_somebody_else_void_the_window(engine, prometheus_url)
             await window
 
 
+def measuring(revision: str) -> bool:
+    return revision.startswith("changed-") and not revision.endswith("-warmup")
+
+
 async def test_a_config_changed_by_somebody_else_voids_the_window(engine, prometheus_url) -> None:
     async with connect(addresses_of(engine, prometheus_url)) as live, EngineAdmin(engine.admin_url) as admin:
         spec = run_of(SPEC).spec
         meter = live.meter(spec, spec.slo)
         window = asyncio.create_task(meter.measure({"prefill_chunk_size": 64}, seed=2, label="changed"))
-        while (await admin.get_config()).revision.endswith("-warmup") or not (
-            await admin.get_config()
-        ).revision.startswith("changed-"):
+        while not measuring((await admin.get_config()).revision):
             await asyncio.sleep(0.05)
         await admin.patch_config({}, revision="by-somebody")
         with pytest.raises(TrialVoid, match="somebody changed the engine's config"):
