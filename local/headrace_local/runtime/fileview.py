@@ -90,6 +90,7 @@ def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
     # A mount inside another one must come after it, or it would be covered.
     for mount in sorted(request.mounts, key=lambda mount: _depth(mount.container_path)):
         steps.append(_bind(mount.host_path, mount.container_path, mount.readonly, deep=mount.recursive_readonly))
+    steps += [_bind(path, path, readonly=True) for path in _covered(machine.needed, request.mounts)]
     steps += [_bind(source, target, readonly=False) for source, target in request.devices]
     steps += [{"do": "mask", "path": path} for path in request.masked]
     steps += [{"do": "readonly", "path": path} for path in request.readonly]
@@ -130,6 +131,12 @@ def _hidden(machine: Machine) -> list[HiddenFolder]:
         if not holds_needed and not any(below(folder.path, other.path) for other in chosen):
             chosen.append(folder)
     return chosen
+
+
+def _covered(needed: Sequence[str], mounts: Sequence[MountRecord]) -> list[str]:
+    """What our Python needs and a volume would hide: a pod's own /tmp lies over a checkout that is in /tmp."""
+    volumes = [mount.container_path.rstrip("/") or "/" for mount in mounts]
+    return [path for path in needed if any(below(path, volume) and path != volume for volume in volumes)]
 
 
 def _shown(machine: Machine, hidden: Iterable[HiddenFolder]) -> Iterator[MountPoint]:

@@ -92,6 +92,16 @@ def test_a_mount_inside_another_comes_after_it():
     assert [step["source"] for step in of(steps, "bind")] == ["/h/1", "/h/2", "/h/3"]
 
 
+def test_a_volume_over_a_checkout_in_tmp_does_not_hide_our_python():
+    machine = Machine(mounts=MACHINE.mounts, needed=("/tmp/clone/.venv", "/work/main"), hidden=MACHINE.hidden)
+    mounts = [MountRecord("/tmp", "/h/tmp", readonly=False), MountRecord("/work/main", "/h/w", readonly=True)]
+    steps = of(plan_view(machine, ViewRequest(as_root=False, readonly_root=False, mounts=mounts)), "bind")
+    assert [(step["source"], step["target"]) for step in steps][-1] == ("/tmp/clone/.venv", "/tmp/clone/.venv")
+    assert steps[-1]["readonly"]
+    # A volume at the very place is what the pod asked for.
+    assert [step["source"] for step in steps if step["target"] == "/work/main"] == ["/h/w"]
+
+
 def test_a_read_only_root_is_sealed_last_and_without_the_volumes():
     mounts = [MountRecord("/tmp", "/h/tmp", readonly=False)]
     request = ViewRequest(as_root=True, readonly_root=True, mounts=mounts, masked=["/proc/kcore"])
