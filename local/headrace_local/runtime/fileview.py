@@ -95,8 +95,10 @@ def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
     steps += [{"do": "mask", "path": path} for path in request.masked]
     steps += [{"do": "readonly", "path": path} for path in request.readonly]
     if request.readonly_root:
-        volumes = {mount.container_path.rstrip("/") for mount in request.mounts}
-        sealed = [*dict.fromkeys(["/", *layers]), *(folder.path for folder in hidden if folder.path not in volumes)]
+        volumes = _volumes(request.mounts)
+        # What a volume lies over is not there to be sealed, and the volume is writable on purpose.
+        bare = [folder.path for folder in hidden if not any(below(folder.path, volume) for volume in volumes)]
+        sealed = [*dict.fromkeys(["/", *layers]), *bare]
         steps.append({"do": "seal", "paths": sealed})
     return steps
 
@@ -135,8 +137,11 @@ def _hidden(machine: Machine) -> list[HiddenFolder]:
 
 def _covered(needed: Sequence[str], mounts: Sequence[MountRecord]) -> list[str]:
     """What our Python needs and a volume would hide: a pod's own /tmp lies over a checkout that is in /tmp."""
-    volumes = [mount.container_path.rstrip("/") or "/" for mount in mounts]
-    return [path for path in needed if any(below(path, volume) and path != volume for volume in volumes)]
+    return [path for path in needed if any(below(path, volume) and path != volume for volume in _volumes(mounts))]
+
+
+def _volumes(mounts: Sequence[MountRecord]) -> list[str]:
+    return [mount.container_path.rstrip("/") or "/" for mount in mounts]
 
 
 def _shown(machine: Machine, hidden: Iterable[HiddenFolder]) -> Iterator[MountPoint]:

@@ -109,6 +109,15 @@ def test_a_read_only_root_is_sealed_last_and_without_the_volumes():
     assert steps[-1] == {"do": "seal", "paths": ["/", "/run"]}
 
 
+def test_what_a_volume_lies_over_is_not_sealed():
+    hidden = (TMP, HiddenFolder("/tmp/state/local", 0o755))
+    machine = Machine(mounts=MACHINE.mounts, needed=("/tmp/clone",), hidden=hidden)
+    mounts = [MountRecord("/tmp", "/h/tmp", readonly=False)]
+    steps = plan_view(machine, ViewRequest(as_root=False, readonly_root=True, mounts=mounts))
+    assert [step["path"] for step in of(steps, "hide")] == ["/tmp/state/local"]
+    assert of(steps, "seal")[0]["paths"] == ["/"]
+
+
 def test_in_a_user_namespace_each_folder_of_the_root_gets_a_layer():
     mounts = (*MACHINE.mounts, MountPoint("/home", "ext4", is_folder=True))
     tops = ("/dev", "/etc", "/home", "/proc", "/run", "/sys", "/tmp", "/usr")
