@@ -18,7 +18,7 @@ from headrace_client.errors import (
     KnobProblem,
     StaleGeneration,
 )
-from headrace_client.session import Client
+from headrace_client.session import Client, json_object
 
 KnobValue = int | float | bool | str | None
 PATH = "/admin/config"
@@ -108,7 +108,7 @@ def _state(body: Mapping[str, Any]) -> EngineState:
 
 
 def _error(where: str, status: int, text: str) -> EngineError:
-    body = _object(text)
+    body = json_object(text)
     error = body.get("error")
     message = error.get("message") if isinstance(error, Mapping) else None
     what = f"{where}: HTTP {status}: {message or text[:300]}"
@@ -120,11 +120,3 @@ def _error(where: str, status: int, text: str) -> EngineError:
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return EngineDenied(what)
     return EngineUnavailable(what) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else EngineError(what)
-
-
-def _object(text: str) -> Mapping[str, Any]:
-    try:
-        body = json.loads(text)
-    except ValueError:
-        return {}
-    return body if isinstance(body, Mapping) else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from headrace_client.errors import PrometheusError
-from headrace_client.session import Client
+from headrace_client.session import Client, json_object
 
 POLL_SECONDS = 0.25
 
@@ -74,19 +73,11 @@ class Prometheus(Client):
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise PrometheusError(f"{where}: no answer: {str(error) or type(error).__name__}") from error
-        body = _object(text)
+        body = json_object(text)
         if status != HTTPStatus.OK or body.get("status") != "success":
             raise PrometheusError(f"{where}: HTTP {status}: {body.get('error') or text[:300]}")
         data: Mapping[str, Any] = body["data"]
         return data
-
-
-def _object(text: str) -> Mapping[str, Any]:
-    try:
-        body = json.loads(text)
-    except ValueError:
-        return {}
-    return body if isinstance(body, Mapping) else {}
 
 
 def _samples(data: Mapping[str, Any]) -> list[Sample]:

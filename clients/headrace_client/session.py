@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+import json
+from collections.abc import Mapping
+from typing import Any, Self
 
 import aiohttp
 
@@ -35,3 +37,12 @@ class Client:
         if self._own is None:
             self._own = aiohttp.ClientSession(timeout=self._timeout)
         return self._own
+
+
+def json_object(text: str) -> Mapping[str, Any]:
+    """The JSON object that an answer is, or an empty one: what a proxy puts in its place is not JSON."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return {}
+    return body if isinstance(body, Mapping) else {}
