@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from headrace_core import invariants
 from headrace_core.config import EngineConfig
 from headrace_core.events import (
     Finished,
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # A device in a bad state (a CUDA error is for the process's life) fails every step: then a restart is the cure.
 MAX_FAILED_STEPS = 20
+# The books are checked after this long without a call: the walk over all blocks must not delay a request.
+QUIET_SECONDS = 1.0
+
+_Call = tuple[Callable[[], Any], Future[Any]]
 
 
 class EngineDeadError(EngineError):
@@ -124,11 +129,12 @@ class EngineLoop:
         self._metrics = metrics
         self._clock = clock
         self._active: dict[str, _Active] = {}
-        self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._outbox: list[tuple[asyncio.Queue[Event], Event]] = []
         self._revision, self._revision_changes = revision, 0
         self._stopping = False
         self._failed_steps = 0
+        self._unchecked = False  # whether steps ran since the books were last checked
         self._dead: str | None = None
         self._aio: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._main, name="headrace-step", daemon=True)
@@ -206,9 +212,8 @@ class EngineLoop:
         """Run the calls that wait; with nothing else to do, wait for one."""
         took = False
         while True:
-            idle = not self._scheduler.has_work and not took
             try:
-                item = self._inbox.get(block=idle)
+                item = self._next_call(wait=not self._scheduler.has_work and not took)
             except queue.Empty:
                 break
             if item is None:
@@ -218,10 +223,25 @@ class EngineLoop:
         if took:
             self._after_change()
 
+    def _next_call(self, *, wait: bool) -> _Call | None:
+        """The next call; queue.Empty if there is none and `wait` is false.
+
+        A quiet moment is used to check the scheduler's books: wrong ones end the thread (and so the pod) while nobody
+        is served, rather than later with somebody's blocks.
+        """
+        if wait and self._unchecked:
+            try:
+                return self._inbox.get(timeout=QUIET_SECONDS)
+            except queue.Empty:
+                invariants.check(self._scheduler)
+                self._unchecked = False
+        return self._inbox.get(block=wait)
+
     def _step(self) -> None:
         plan = self._scheduler.plan(self._clock())
         if plan is None:
             return
+        self._unchecked = True
         generation = plan.generation + self._revision_changes
         started = self.step_started = self._clock()
         result, problem = self._run(plan)

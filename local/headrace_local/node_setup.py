@@ -43,15 +43,13 @@ def label_node(slot: Slot, *, gpus: int) -> None:
 
 
 def wait_for_node(slot: Slot, pki: Pki, *, gpus: int, step: Step) -> None:
-    """Wait until the node is Ready and offers the GPUs; LocalError with what it lacks if that takes too long."""
+    """Wait until the node is Ready, offers the GPUs, and admits pods; LocalError with what lacks after a while."""
     context = tls(pki, pki.admin)
-    url = f"{slot.apiserver_url}/api/v1/nodes/{slot.node_name}"
+    node = f"{slot.apiserver_url}/api/v1/nodes/{slot.node_name}"
+    # No pod is admitted before the controller manager has made the account that it runs as.
+    account = f"{slot.apiserver_url}/api/v1/namespaces/default/serviceaccounts/default"
     deadline = time.monotonic() + NODE_SECONDS
-    while True:
-        missing = lacks(get_json(url, context), gpus)
-        if not missing:
-            step.detail("")
-            return
+    while missing := lacks(get_json(node, context), gpus, has_account=get_json(account, context) is not None):
         step.detail(missing)
         if time.monotonic() > deadline:
             log = slot.log_file("kubelet")
@@ -59,13 +57,14 @@ def wait_for_node(slot: Slot, pki: Pki, *, gpus: int, step: Step) -> None:
                 f"The node was not ready within {NODE_SECONDS} s: {missing}.",
                 why=f"The end of the kubelet's log, {log}:",
                 detail=log_tail(log),
-                todo=f"The logs of kubelet, runtime and device plugin in {slot.logs_dir} say what it waits for.",
+                todo=f"The logs of kubelet, runtime and controller manager in {slot.logs_dir} say what it waits for.",
             )
         time.sleep(POLL_SECONDS)
+    step.detail("")
 
 
-def lacks(node: dict[str, Any] | None, gpus: int) -> str:
-    """What the node object still lacks, in words; empty if nothing (pure)."""
+def lacks(node: dict[str, Any] | None, gpus: int, *, has_account: bool) -> str:
+    """What the cluster still lacks to run a pod, in words; empty if nothing (pure)."""
     if node is None:
         return "the kubelet has not registered it yet"
     status = node.get("status", {})
@@ -75,7 +74,9 @@ def lacks(node: dict[str, Any] | None, gpus: int) -> str:
     if not any(condition["type"] == "Ready" for condition in status.get("conditions", [])):
         return "it has no Ready condition yet"
     offered = int(status.get("allocatable", {}).get(GPU, "0"))
-    return "" if offered == gpus else f"it offers {offered} of {gpus} {GPU}"
+    if offered != gpus:
+        return f"it offers {offered} of {gpus} {GPU}"
+    return "" if has_account else "the namespace default has no service account yet"
 
 
 def apply(slot: Slot, bodies: Sequence[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from headrace_client.kube import Kube
 from headrace_client.prom import Prometheus
-from headrace_client.resources import NODES, PODS, SERVICE_ACCOUNTS
+from headrace_client.resources import NODES, PODS
 from headrace_local import binaries, cluster
 from headrace_local.cluster import State
 from headrace_local.control_plane import port_is_free, private_slot
@@ -94,9 +94,6 @@ async def test_the_node_offers_pretend_gpus(slot: Slot):
 async def test_a_pod_runs_is_reached_by_its_service_and_found_by_prometheus(slot: Slot):
     async with Kube.auto(kubeconfig=slot.kubeconfig) as kube, asyncio.timeout(90):
         service = await kube.create(SERVICE)
-        # The controller manager makes it a moment after the namespace; no pod is admitted before.
-        while await kube.get(SERVICE_ACCOUNTS, "default", "default") is None:
-            await asyncio.sleep(0.1)
         await kube.create(POD)
         pod = await until_ready(kube)
         url = f"http://{service['spec']['clusterIP']}:8000/"

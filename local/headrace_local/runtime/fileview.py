@@ -2,7 +2,8 @@
 
 The image is this machine: an overlay of `/` (and of every other real file system of the machine) that the container
 may write to without touching the machine. Folders that no image would carry are hidden: the machine's temporary and
-run-time folders, and the clusters' own state with its keys.
+run-time folders, and the clusters' own state with its keys. What our own code needs of a hidden folder (a checkout in
+/tmp), or would lose below a volume (a pod's own /tmp), is laid in again at its place.
 """
 
 from __future__ import annotations
@@ -83,14 +84,17 @@ def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
         layers = ["/", *further]
         steps = [_overlay(layer, userxattr=False) for layer in layers]
     steps += [_bind(path, path, readonly=True) for path in _file_mounts(machine, hidden)]
-    steps += [{"do": "hide", "path": folder.path, "mode": folder.mode} for folder in hidden]
-    if not request.as_root:
-        steps += _opened(machine.needed)
+    steps += [_hide(folder) for folder in hidden]
     steps += [{"do": "dev"}, {"do": "proc"}, {"do": "sys"}]
     # A mount inside another one must come after it, or it would be covered.
     for mount in sorted(request.mounts, key=lambda mount: _depth(mount.container_path)):
         steps.append(_bind(mount.host_path, mount.container_path, mount.readonly, deep=mount.recursive_readonly))
-    steps += [_bind(path, path, readonly=True) for path in _covered(machine.needed, request.mounts)]
+    inlaid = _inlaid(machine.needed, [*(folder.path for folder in hidden), *_volumes(request.mounts)])
+    steps += [_overlay(path, userxattr=machine.mapped_root) for path in inlaid]
+    inner = [folder for folder in machine.hidden if any(below(folder.path, path) for path in inlaid)]
+    steps += [_hide(folder) for folder in inner]
+    if not request.as_root:
+        steps += _opened(machine.needed)
     steps += [_bind(source, target, readonly=False) for source, target in request.devices]
     steps += [{"do": "mask", "path": path} for path in request.masked]
     steps += [{"do": "readonly", "path": path} for path in request.readonly]
@@ -98,7 +102,7 @@ def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
         volumes = _volumes(request.mounts)
         # What a volume lies over is not there to be sealed, and the volume is writable on purpose.
         bare = [folder.path for folder in hidden if not any(below(folder.path, volume) for volume in volumes)]
-        sealed = [*dict.fromkeys(["/", *layers]), *bare]
+        sealed = [*dict.fromkeys(["/", *layers]), *bare, *inlaid, *(folder.path for folder in inner)]
         steps.append({"do": "seal", "paths": sealed})
     return steps
 
@@ -126,18 +130,17 @@ def below(path: str, folder: str) -> bool:
 
 
 def _hidden(machine: Machine) -> list[HiddenFolder]:
-    """The folders to hide: none that holds something needed, none inside another."""
+    """The folders to hide, without those inside another one."""
     chosen: list[HiddenFolder] = []
     for folder in machine.hidden:
-        holds_needed = any(below(path, folder.path) for path in machine.needed)
-        if not holds_needed and not any(below(folder.path, other.path) for other in chosen):
+        if not any(below(folder.path, other.path) for other in chosen):
             chosen.append(folder)
     return chosen
 
 
-def _covered(needed: Sequence[str], mounts: Sequence[MountRecord]) -> list[str]:
-    """What our Python needs and a volume would hide: a pod's own /tmp lies over a checkout that is in /tmp."""
-    return [path for path in needed if any(below(path, volume) and path != volume for volume in _volumes(mounts))]
+def _inlaid(needed: Iterable[str], covers: Sequence[str]) -> list[str]:
+    """What is needed and lies below a cover. A volume at the very place is what the pod asked for."""
+    return [path for path in needed if any(below(path, cover) and path != cover for cover in covers)]
 
 
 def _volumes(mounts: Sequence[MountRecord]) -> list[str]:
@@ -180,6 +183,10 @@ def _opened(needed: Iterable[str]) -> list[Step]:
     passed = dict.fromkeys(parent for path in leaves for parent in parents(path))
     steps: list[Step] = [{"do": "open", "path": path, "leaf": False} for path in passed if path not in leaves]
     return steps + [{"do": "open", "path": path, "leaf": True} for path in leaves]
+
+
+def _hide(folder: HiddenFolder) -> Step:
+    return {"do": "hide", "path": folder.path, "mode": folder.mode}
 
 
 def _bind(source: str, target: str, readonly: bool, *, deep: bool = False) -> Step:

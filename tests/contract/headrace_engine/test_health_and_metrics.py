@@ -7,6 +7,7 @@ import pytest
 
 from headrace_core.metric_names import ALL_METRICS
 from headrace_core.slo import SloSet
+from headrace_engine import loop
 
 Serve = Any
 AUTH = {"Authorization": "Bearer s3cret"}
@@ -112,6 +113,17 @@ async def test_a_dead_step_thread_fails_waiters_and_liveness(serve: Serve, monke
         assert answer.status_code == 503
         assert "step thread" in answer.json()["reason"]
     assert (await server.complete()).status_code == 503
+
+
+async def test_wrong_books_end_an_idle_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "QUIET_SECONDS", 0.01)
+    server = await serve()
+    assert (await server.complete()).status_code == 200
+    assert server.engine.loop._scheduler.ledger.pool.allocate(1) is not None  # a leaked block
+    await server.complete()
+    while (await server.http.get("/health/live")).status_code == 200:
+        await asyncio.sleep(0.01)
+    assert "neither free nor held" in (await server.complete()).json()["error"]["message"]
 
 
 async def test_loading_and_draining_are_not_ready(serve: Serve) -> None:

@@ -28,7 +28,11 @@ def node(ready: str, gpus: str | None = None, message: str = "") -> dict[str, An
     ],
 )
 def test_what_a_node_lacks(found: dict[str, Any] | None, gpus: int, words: str):
-    assert lacks(found, gpus) == words
+    assert lacks(found, gpus, has_account=True) == words
+
+
+def test_a_ready_node_still_lacks_the_account_that_pods_run_as():
+    assert lacks(node("True"), 0, has_account=False) == "the namespace default has no service account yet"
 
 
 def test_roles_read_only():

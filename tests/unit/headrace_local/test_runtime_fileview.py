@@ -76,10 +76,14 @@ def test_a_mounted_file_is_shown_read_only():
     assert (step["source"], step["target"], step["readonly"]) == ("/etc/resolv.conf", "/etc/resolv.conf", True)
 
 
-def test_a_folder_that_holds_something_needed_is_not_hidden():
+def test_a_temporary_folder_is_hidden_and_the_checkout_in_it_laid_in_again():
     machine = Machine((), ("/tmp/checkout/.venv",), MACHINE.hidden)
-    steps = plan_view(machine, ViewRequest(as_root=True, readonly_root=False))
-    assert [step["path"] for step in of(steps, "hide")] == ["/run"]
+    steps = plan_view(machine, ViewRequest(as_root=False, readonly_root=True))
+    assert [step["path"] for step in of(steps, "hide")] == ["/tmp", "/run"]
+    assert [step["lower"] for step in of(steps, "overlay")] == ["/", "/tmp/checkout/.venv"]
+    laid_in, opened = steps.index(of(steps, "overlay")[1]), steps.index(of(steps, "open")[0])
+    assert steps.index(of(steps, "hide")[0]) < laid_in < opened
+    assert steps[-1] == {"do": "seal", "paths": ["/", "/tmp", "/run", "/tmp/checkout/.venv"]}
 
 
 def test_a_mount_inside_another_comes_after_it():
@@ -95,11 +99,10 @@ def test_a_mount_inside_another_comes_after_it():
 def test_a_volume_over_a_checkout_in_tmp_does_not_hide_our_python():
     machine = Machine(mounts=MACHINE.mounts, needed=("/tmp/clone/.venv", "/work/main"), hidden=MACHINE.hidden)
     mounts = [MountRecord("/tmp", "/h/tmp", readonly=False), MountRecord("/work/main", "/h/w", readonly=True)]
-    steps = of(plan_view(machine, ViewRequest(as_root=False, readonly_root=False, mounts=mounts)), "bind")
-    assert [(step["source"], step["target"]) for step in steps][-1] == ("/tmp/clone/.venv", "/tmp/clone/.venv")
-    assert steps[-1]["readonly"]
-    # A volume at the very place is what the pod asked for.
-    assert [step["source"] for step in steps if step["target"] == "/work/main"] == ["/h/w"]
+    steps = plan_view(machine, ViewRequest(as_root=False, readonly_root=False, mounts=mounts))
+    assert [step["target"] for step in of(steps, "bind")] == ["/tmp", "/work/main"]
+    assert [step["lower"] for step in of(steps, "overlay")] == ["/", "/tmp/clone/.venv"]
+    assert steps.index(of(steps, "bind")[0]) < steps.index(of(steps, "overlay")[1])
 
 
 def test_a_read_only_root_is_sealed_last_and_without_the_volumes():
@@ -109,13 +112,19 @@ def test_a_read_only_root_is_sealed_last_and_without_the_volumes():
     assert steps[-1] == {"do": "seal", "paths": ["/", "/run"]}
 
 
-def test_what_a_volume_lies_over_is_not_sealed():
-    hidden = (TMP, HiddenFolder("/tmp/state/local", 0o755))
-    machine = Machine(mounts=MACHINE.mounts, needed=("/tmp/clone",), hidden=hidden)
+def test_what_a_volume_lies_over_is_not_sealed_but_what_is_laid_into_it_is():
+    machine = Machine(mounts=MACHINE.mounts, needed=("/tmp/clone",), hidden=(TMP,))
     mounts = [MountRecord("/tmp", "/h/tmp", readonly=False)]
     steps = plan_view(machine, ViewRequest(as_root=False, readonly_root=True, mounts=mounts))
-    assert [step["path"] for step in of(steps, "hide")] == ["/tmp/state/local"]
-    assert of(steps, "seal")[0]["paths"] == ["/"]
+    assert of(steps, "seal")[0]["paths"] == ["/", "/tmp/clone"]
+
+
+def test_our_own_state_inside_a_checkout_in_tmp_stays_hidden():
+    machine = Machine((), ("/tmp/clone",), (TMP, HiddenFolder("/tmp/clone/state", 0o755)))
+    steps = plan_view(machine, ViewRequest(as_root=True, readonly_root=True))
+    assert [step["path"] for step in of(steps, "hide")] == ["/tmp", "/tmp/clone/state"]
+    assert steps.index(of(steps, "overlay")[1]) < steps.index(of(steps, "hide")[1])
+    assert steps[-1]["paths"] == ["/", "/tmp", "/tmp/clone", "/tmp/clone/state"]
 
 
 def test_in_a_user_namespace_each_folder_of_the_root_gets_a_layer():

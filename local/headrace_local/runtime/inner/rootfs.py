@@ -79,8 +79,12 @@ class FileView:
         except FileNotFoundError:
             return
         wanted = mode | (0o055 if leaf else 0o011)  # group too: a user without a group of its own is in group 0
-        if wanted != mode:
+        if wanted == mode:
+            return
+        try:
             os.chmod(here, wanted)
+        except OSError as error:  # a file system that could not be a layer is shown read-only
+            _say(f"{path}: {error.strerror}; only its owner can read it")
 
     def do_proc(self) -> None:
         """The container's own process list."""
