@@ -180,6 +180,17 @@ KNOBS: tuple[Knob, ...] = (
         doc="Order of the waiting queue: arrival, or (priority, arrival) with the lower value first.",
     ),
     Knob(
+        name="priority_ageing_seconds",
+        kind=Kind.FLOAT,
+        default=60.0,
+        klass=HOT,
+        minimum=0.0,
+        maximum=86_400.0,
+        unit="seconds",
+        doc="With the priority policy: waiting this long is worth one level of priority, so that nobody starves. "
+        "0: priorities are strict.",
+    ),
+    Knob(
         name="max_queue_len",
         kind=Kind.INT,
         default=1024,
@@ -236,6 +247,21 @@ KNOBS: tuple[Knob, ...] = (
         unit="bytes",
         doc="Memory for KV blocks. Default: what gpu_memory_utilization leaves; on a CPU 1 GiB or an eighth of the "
         "memory, whichever is less.",
+    ),
+    Knob(
+        name="enable_prefix_caching",
+        kind=Kind.BOOL,
+        default=True,
+        klass=RESTART,
+        doc="Keep the KV blocks of prompts and outputs that have ended, for requests that begin with the same tokens.",
+    ),
+    Knob(
+        name="kv_cache_dtype",
+        kind=Kind.CHOICE,
+        default="auto",
+        klass=RESTART,
+        choices=("auto", "float32", "bfloat16", "float16"),
+        doc="Number format of KV blocks; auto is the model's.",
     ),
     Knob(
         name="max_model_len",
@@ -314,12 +340,15 @@ class EngineConfig:
     max_num_partial_prefills: int = 4
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
+    priority_ageing_seconds: float = 60.0
     max_queue_len: int = 1024
     max_queue_tokens: int | None = None
     batching: str = "continuous"
     block_size: int = 16
     gpu_memory_utilization: float = 0.92
     kv_cache_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     dtype: str = "auto"
     seed: int = 0

@@ -34,7 +34,12 @@ class RejectReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the scheduler knows of a request. `stop_token_ids` is empty where EOS is ignored."""
+    """What the scheduler knows of a request. `stop_token_ids` is empty where EOS is ignored.
+
+    `cache_salt` keeps KV blocks apart that must not be shared (an adapter and its version, a tenant); with
+    `reads_cache` false every prompt position is computed, as prompt logprobs need. `fork_of` names a live request with
+    the same prompt: its prefill, where it comes in time, gives this one's first token too, and both share its blocks.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -42,6 +47,9 @@ class Request:
     arrival: float
     stop_token_ids: frozenset[int] = frozenset()
     priority: int = 0
+    cache_salt: str = ""
+    reads_cache: bool = True
+    fork_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,8 @@ class ScheduledSeq:
 
     `block_table` covers positions `0 .. start + len(token_ids) - 1`: position p lives in block
     `block_table[p // block_size]` at offset `p % block_size`. `samples`: the last row's logits give a token.
+    With `fork_of` the sequence has no rows of its own: its first token is sampled from the last row of that sequence,
+    which samples in the same step and comes before it; `start` is then the number of prompt tokens.
     """
 
     request_id: str
@@ -58,6 +68,7 @@ class ScheduledSeq:
     block_table: tuple[int, ...]
     samples: bool
     is_prefill: bool
+    fork_of: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -67,12 +78,17 @@ class ScheduledSeq:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Decodes come first, in stable order, then prefill chunks."""
+    """One step. Decodes come first, in stable order, then prefill chunks.
+
+    `copies` are (source block, target block), to be copied in all layers before the forward: a sequence is about to
+    write to a block that it shares.
+    """
 
     step: int
     generation: int
     seqs: tuple[ScheduledSeq, ...]
     preempted: tuple[str, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -117,10 +133,11 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request left the queue: its first chunk was planned at `at`, seconds."""
+    """The request left the queue: its first chunk was planned at `at`, seconds, behind `cached_tokens` cache hits."""
 
     request_id: str
     at: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +199,10 @@ class SchedulerStats:
     tokens_prefill: int
     tokens_decode: int
     tokens_recomputed: int
+    tokens_discarded: int = 0  # computed for requests that were aborted or failed
+    cache_queries: int = 0  # prompt tokens looked up in the prefix cache
+    cache_hits: int = 0  # of these, tokens that were found
+    blocks_cached: int = 0  # free blocks whose content can still be hit
 
     @property
     def kv_usage(self) -> float:

@@ -35,6 +35,7 @@ from headrace_core.scheduler import Scheduler
 from headrace_engine.detokenize import TextStream
 from headrace_engine.errors import EngineError
 from headrace_engine.metrics import EngineMetrics, RequestTimes
+from headrace_engine.outputs import Delta, Done, Event
 from headrace_engine.runner import Runner
 from headrace_engine.sampling import SamplingParams
 
@@ -70,26 +71,6 @@ class RefusedError(EngineError):
     def __init__(self, refused: Refused) -> None:
         super().__init__("; ".join(str(problem) for problem in refused.problems))
         self.problems = refused.problems
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One more token of a request that goes on, and the text that it releases."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The request ended: the last token's text, how many tokens in all, and `problem` if it failed."""
-
-    text: str
-    reason: FinishReason
-    num_output_tokens: int
-    problem: str | None = None
-
-
-Event = Delta | Done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +275,7 @@ class EngineLoop:
             if ended is not None:
                 self._finished(active, ended, now, text=text)
             return
-        self._outbox.append((active.submission.events, Delta(text)))
+        self._outbox.append((active.submission.events, Delta(text=text)))
 
     def _finished(
         self, active: _Active, ended: Finished, now: float, *, text: str = "", problem: str | None = None
@@ -305,7 +286,9 @@ class EngineLoop:
         if reason is FinishReason.ERROR and problem is None:
             problem = "the model's logits are not numbers for this request"
         self._metrics.finished(active.times, reason, now=now)
-        done = Done(text + stream.finish(), reason, len(active.times.tokens), problem)
+        done = Done(
+            text=text + stream.finish(), reason=reason, num_output_tokens=len(active.times.tokens), problem=problem
+        )
         self._outbox.append((active.submission.events, done))
 
     def _submit(self, submissions: Sequence[Submission]) -> None:
@@ -363,7 +346,7 @@ class EngineLoop:
 
     def _fail_everybody(self, problem: str) -> None:
         for active in self._active.values():
-            done = Done("", FinishReason.ERROR, len(active.times.tokens), problem)
+            done = Done(text="", reason=FinishReason.ERROR, num_output_tokens=len(active.times.tokens), problem=problem)
             self._outbox.append((active.submission.events, done))
         self._active.clear()
         self._after_change()

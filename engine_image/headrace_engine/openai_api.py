@@ -20,8 +20,9 @@ from headrace_core.events import Request as EngineRequest
 from headrace_engine.detokenize import TextStream
 from headrace_engine.engine import Engine
 from headrace_engine.http_errors import ApiError, failed
-from headrace_engine.loop import Done, Event, Submission
+from headrace_engine.loop import Submission
 from headrace_engine.openai_schema import ChatBody, CompletionBody, GenerationBody, parse
+from headrace_engine.outputs import Delta, Done, Event, PromptScored
 from headrace_engine.prompts import Prompts
 from headrace_engine.sampling import SamplingParams
 from headrace_engine.state import ServerState
@@ -233,6 +234,8 @@ async def _collect(call: Call) -> dict[str, Any]:
         whole = _Whole()
         while whole.done is None:
             event = await submission.events.get()
+            if isinstance(event, PromptScored):
+                continue
             whole.pieces.append(event.text)
             whole.done = event if isinstance(event, Done) else None
         if whole.done.reason is FinishReason.ERROR:
@@ -253,6 +256,8 @@ async def _stream(call: Call) -> AsyncIterator[bytes]:
     no_usage = {"usage": None} if call.body.wants_usage else {}
     async with contextlib.aclosing(_merged(call)) as events:
         async for index, event in events:
+            if isinstance(event, PromptScored):
+                continue
             if isinstance(event, Done):
                 tokens += event.num_output_tokens
                 if event.reason is FinishReason.ERROR:
@@ -267,7 +272,7 @@ async def _stream(call: Call) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _delta(call: Call, index: int, event: Event, *, first: bool) -> dict[str, Any]:
+def _delta(call: Call, index: int, event: Delta | Done, *, first: bool) -> dict[str, Any]:
     reason = str(event.reason) if isinstance(event, Done) else None
     choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
     if not call.is_chat:

@@ -1,0 +1,60 @@
+"""What the engine loop tells the HTTP side about one request, as events on its queue.
+
+[PromptScored] -> Delta* -> Done. Each generated token is in exactly one Delta or in the Done; text may come later than
+its token (half a character, a possible stop string), so `text` can be empty while `tokens` is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace_core.events import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScore:
+    """One token with its log-probability under the model's raw logits (before penalties, bias and temperature).
+
+    `rank` is 1 for the likeliest; `top` holds (token id, logprob) of the likeliest, best first. All finite.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Scores of the prompt's tokens, in order; the first is None, as nothing precedes it."""
+
+    scores: tuple[TokenScore | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """More of a request that goes on. `scores` is as long as `token_ids`, or empty if logprobs were not asked for."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    scores: tuple[TokenScore, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The request ended: what was not published yet, how many tokens in all, and `problem` if it failed.
+
+    `stop_reason` is the stop string or the stop token id that ended it, None for EOS or another reason.
+    """
+
+    text: str
+    reason: FinishReason
+    num_output_tokens: int
+    token_ids: tuple[int, ...] = ()
+    scores: tuple[TokenScore, ...] = ()
+    problem: str | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+
+
+Event = PromptScored | Delta | Done
