@@ -2,7 +2,8 @@
 
 Pure. Machines differ by a factor of eight, so a fixed load idles one and drowns another. The story must be the same on
 each: a prefill chunk as long as the longest prompt stalls every running decode for `whole` seconds, a small chunk for
-`sliced` seconds, and the inter-token SLO lies between the two.
+`sliced` seconds, and the inter-token SLO lies between the two, more than a factor of two from both: neighbours make a
+machine faster or slower between the calibration and the check.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 512, 0.25, 40
-SHORTEST_LONG = 384  # lengths spread by a quarter around their mean
+SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 1024, 0.25, 40
+SHORTEST_LONG = 768  # lengths spread by a quarter around their mean
 SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
 BATCH = 8  # sequences that share a decode step when the engine is busy
 MIN_REQUESTS = 20  # in each window of the check on the running pods
 UTILIZATION = 0.4  # by prefill in slices, and by decode at that batch: together the engine is busy and keeps up
-BAD_CHUNK = 1024  # longer than any prompt of the load: each is prefilled in one step
+BAD_CHUNK = 2048  # longer than any prompt of the load: each is prefilled in one step
 
 
 @dataclass(frozen=True, slots=True)

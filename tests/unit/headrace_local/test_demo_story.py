@@ -37,6 +37,11 @@ def test_the_inter_token_threshold_lies_between_a_slice_and_a_whole_prompt(facto
     assert 10 <= told.window <= 24
 
 
+def test_the_story_holds_when_the_machine_becomes_twice_as_fast_or_slow_after_the_calibration() -> None:
+    told = tell(SLOW)
+    assert 2 * told.sliced < told.itl < told.whole / 2
+
+
 def test_the_load_is_a_stated_share_of_what_the_engine_can_serve() -> None:
     slow, fast = tell(SLOW), tell(scaled(0.125))
     assert fast.rate == pytest.approx(8 * slow.rate, rel=0.1)
