@@ -104,7 +104,8 @@ async def test_requests_of_somebody_else_void_the_window(engine, prometheus_url)
         ).revision.endswith("-warmup"):
             await asyncio.sleep(0.05)
         stranger = LoadClient(endpoint=live.endpoint, session=live.session, salt="stranger")
-        await stranger.open_loop(plan_load(replace(LOAD, duration=0.5), 9), drain=30)
+        while not window.done():  # on a busy machine a single burst may end after the window
+            await stranger.open_loop(plan_load(replace(LOAD, duration=0.5), 9), drain=30)
         with pytest.raises(TrialVoid, match="does anybody else send requests"):
             await window
 
