@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 KEEP ?=
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint types format unit apiserver e2e binaries model generate constraints bench clean
+.PHONY: help demo test nightly lint types format unit apiserver e2e binaries model generate constraints bench bench-modes clean
 
 help: ## Show this help
 	@echo "Headrace: LLM serving on Kubernetes that tunes itself."
@@ -20,6 +20,9 @@ demo: $(INSTALLED) ## The whole loop on the embedded cluster (KEEP=1 leaves it u
 	@$(BIN)/headrace local demo $(if $(KEEP),--keep)
 
 test: lint types unit apiserver e2e ## Everything: lint, types, unit, property, contract, API server, end to end
+
+nightly: $(INSTALLED) model ## Property, contract and fuzz tests at depth (hours)
+	HYPOTHESIS_PROFILE=nightly HEADRACE_FUZZ=10000 $(BIN)/python -m pytest tests/property tests/contract --timeout 7200 $(PYTEST_ARGS)
 
 lint: $(INSTALLED) ## Style, import contracts, generated files up to date
 	$(BIN)/ruff check .
@@ -54,6 +57,9 @@ generate: $(INSTALLED) ## Write the CRDs and the generated docs from the models
 
 bench: $(INSTALLED) model ## Step times of the engine on this machine
 	@$(BIN)/headrace bench engine "$$($(BIN)/headrace model demo)"
+
+bench-modes: $(INSTALLED) model ## Static, continuous, chunked: one load, one table (about ten minutes)
+	@$(BIN)/headrace bench modes
 
 constraints: ## Refresh constraints.txt from a fresh environment
 	rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv

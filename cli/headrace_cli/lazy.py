@@ -52,11 +52,18 @@ def _as_command(name: str, loaded: Any) -> Any:
     return command
 
 
-def lazy_group(table: Mapping[str, Entry]) -> type[TyperGroup]:
-    """A group class over `table`: listing imports nothing, resolving imports one command."""
+def lazy_group(table: Mapping[str, Entry], *, default: str | None = None) -> type[TyperGroup]:
+    """A group class over `table`: listing imports nothing, resolving imports one command.
+
+    What begins with no command's name is for the command `default`.
+    """
 
     class LazyGroup(TyperGroup):
         entries: ClassVar[Mapping[str, Entry]] = table
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            named = not args or args[0] in self.entries or args[0] in ctx.help_option_names
+            return super().parse_args(ctx, args if named or default is None else [default, *args])
 
         def list_commands(self, ctx: Any) -> list[str]:
             return [*super().list_commands(ctx), *self.entries]

@@ -1,4 +1,4 @@
-"""The engine's admin port: read the config in force, change hot knobs."""
+"""The engine's admin port: read the config in force, change hot knobs, ask what became of a request."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from headrace_client.session import Client, json_object
 
 KnobValue = int | float | bool | str | None
 PATH = "/admin/config"
+EXPLAIN_PATH = "/admin/explain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +76,37 @@ class EngineAdmin(Client):
             body["if_generation"] = if_generation
         return await self._call("PATCH", body)
 
+    async def explain(self, request: str) -> Mapping[str, Any]:
+        """What became of a request: its `calls` and their `generations`. `request` is any of its ids."""
+        where, text = await self._ask("GET", EXPLAIN_PATH, query={"request": request})
+        answer = json_object(text)
+        if not isinstance(answer.get("generations"), list):
+            raise EngineError(f"{where}: not an engine's answer: {text[:300]}")
+        return answer
+
     async def _call(self, method: str, body: Mapping[str, Any] | None) -> EngineState:
-        where = f"{method} {self.url}{PATH}"
+        where, text = await self._ask(method, PATH, body=body)
+        try:
+            return _state(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"{where}: not an engine's answer: {error!r}") from error
+
+    async def _ask(
+        self, method: str, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+    ) -> tuple[str, str]:
+        """The name of the call for messages, and the answer's text."""
+        where = f"{method} {self.url}{path}"
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
             async with self._session.request(
-                method, self.url + PATH, json=body, headers=headers, timeout=self._timeout
+                method, self.url + path, json=body, params=query, headers=headers, timeout=self._timeout
             ) as response:
                 text, status = await response.text(), response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineUnavailable(f"{where}: no answer: {str(error) or type(error).__name__}") from error
         if status != HTTPStatus.OK:
             raise _error(where, status, text)
-        try:
-            return _state(json.loads(text))
-        except (ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"{where}: not an engine's answer: {error!r}") from error
+        return where, text
 
 
 def _state(body: Mapping[str, Any]) -> EngineState:

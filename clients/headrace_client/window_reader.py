@@ -110,7 +110,9 @@ def _histogram(name: str, before: Edge, after: Edge) -> Buckets:
     """Growth by upper bound, over all pods and label sets."""
     first, last = _buckets(name, before), _buckets(name, after)
     series = dict.fromkeys([*first, *last])
-    return merge_buckets((bucket_deltas(first.get(key), last.get(key), name=name) for key in series), name=name)
+    grown = [bucket_deltas(first.get(key), last.get(key), name=name) for key in series]
+    # A generation under another SLO set has other bounds, and no say where it saw nothing.
+    return merge_buckets((buckets for buckets in grown if any(buckets.values())), name=name)
 
 
 def _buckets(name: str, edge: Edge) -> dict[Key, dict[float, float]]:

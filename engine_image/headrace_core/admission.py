@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from headrace_core.events import Rejected, RejectReason, Request
 from headrace_core.ledger import Ledger
 from headrace_core.policies import Batching
 
+MAX_PRIORITY = 2**53  # beyond, adding an age changes nothing
 RETRY_BOUNDS = (0.5, 60.0)  # seconds; a client that comes back sooner only adds load, one told later gives up
 
 
@@ -34,6 +36,23 @@ class FinishRate:
         return min(high, max(low, requests * pace))
 
 
+def check_call(request: Request, ledger: Ledger) -> None:
+    """Raise `ValueError` for what the driver must have checked."""
+    name = f"request {request.request_id!r}"
+    if request.max_tokens < 1:
+        raise ValueError(f"{name}: max_tokens must be at least 1, got {request.max_tokens}")
+    if not math.isfinite(request.arrival):
+        raise ValueError(f"{name}: arrival must be a time, got {request.arrival}")
+    if abs(request.priority) > MAX_PRIORITY:
+        raise ValueError(f"{name}: priority must be within {MAX_PRIORITY} of 0, got {request.priority}")
+    sibling = ledger.live.get(request.fork_of) if request.fork_of is not None else None
+    if sibling is None:
+        return
+    other = sibling.request
+    if (other.prompt_token_ids, other.cache_salt) != (request.prompt_token_ids, request.cache_salt):
+        raise ValueError(f"{name}: fork_of names {request.fork_of!r}, which has another prompt or cache_salt")
+
+
 def check(request: Request, ledger: Ledger, *, max_model_len: int, rate: FinishRate, now: float) -> Rejected | None:
     """Why `request` may not join the queue, or None."""
     impossible = _never(request, ledger, max_model_len)
@@ -56,16 +75,28 @@ def _never(request: Request, ledger: Ledger, max_model_len: int) -> tuple[Reject
     if prompt + output > max_model_len:
         return RejectReason.TOO_LONG, (
             f"prompt of {prompt} tokens plus max_tokens {output} is {prompt + output}, more than max_model_len "
-            f"{max_model_len}: shorten the prompt or lower max_tokens"
+            f"{max_model_len}: {_what_fits(prompt, min(max_model_len, _capacity(ledger)))}"
         )
-    pool = ledger.pool
-    needed = pool.blocks_for(prompt + output - 1)  # the last token is never fed back
-    if needed > pool.total:
+    if prompt + output > _capacity(ledger):
+        pool = ledger.pool
+        needed = pool.blocks_for(prompt + output - 1)
         return RejectReason.NEVER_FITS, (
             f"prompt of {prompt} tokens plus max_tokens {output} needs {needed} KV blocks of {pool.block_size} tokens, "
-            f"the whole cache has {pool.total}: lower max_tokens or give the engine more KV memory"
+            f"the whole cache has {pool.total}: {_what_fits(prompt, _capacity(ledger))}, or give the engine more KV "
+            f"memory"
         )
     return None
+
+
+def _capacity(ledger: Ledger) -> int:
+    """Prompt plus output of a request that has the whole cache: the last token is never fed back."""
+    return ledger.pool.total * ledger.pool.block_size + 1
+
+
+def _what_fits(prompt: int, limit: int) -> str:
+    if prompt < limit:
+        return f"max_tokens of at most {limit - prompt} fits this prompt"
+    return f"shorten the prompt, at most {limit - 1} tokens and max_tokens 1 fit"
 
 
 def _queue_full(request: Request, ledger: Ledger) -> tuple[str, float] | None:
@@ -75,7 +106,9 @@ def _queue_full(request: Request, ledger: Ledger) -> tuple[str, float] | None:
     if len(waiting) >= config.max_queue_len + places:
         excess = len(waiting) + 1 - config.max_queue_len - places
         return f"{len(waiting)} requests wait, max_queue_len is {config.max_queue_len}", excess
-    limit, prompt = config.max_queue_tokens, len(request.prompt_token_ids)
+    limit = config.max_queue_tokens
+    # A fork has nothing to prefill while its sibling will.
+    prompt = 0 if ledger.sibling_of(request) is not None else len(request.prompt_token_ids)
     # An empty queue takes any prompt: waiting would not make it shorter.
     if limit is None or not len(waiting) or waiting.tokens + prompt <= limit:
         return None

@@ -37,8 +37,9 @@ class Request:
     """What the scheduler knows of a request. `stop_token_ids` is empty where EOS is ignored.
 
     `cache_salt` keeps KV blocks apart that must not be shared (an adapter and its version, a tenant); with
-    `reads_cache` false every prompt position is computed, as prompt logprobs need. `fork_of` names a live request with
-    the same prompt: its prefill, where it comes in time, gives this one's first token too, and both share its blocks.
+    `reads_cache` false every prompt position is computed, as prompt logprobs need, also by a fork. `fork_of` names a
+    live request with the same prompt and salt: its prefill, where it comes in time, gives this one's first token too,
+    and both share its blocks. A name that is not live is ignored.
     """
 
     request_id: str
@@ -133,7 +134,10 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request left the queue: its first chunk was planned at `at`, seconds, behind `cached_tokens` cache hits."""
+    """The request left the queue: its first chunk was planned at `at`, seconds, behind `cached_tokens` cache hits.
+
+    Of a fork, which computes none of its prompt, `cached_tokens` is the whole prompt.
+    """
 
     request_id: str
     at: float
@@ -151,7 +155,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The request lost its blocks and waits at the front of the queue; `recompute` tokens must run again."""
+    """The request lost its blocks and waits at the front of the queue; at most `recompute` tokens must run again.
+
+    What the prefix cache still has when the request comes back need not.
+    """
 
     request_id: str
     recompute: int
@@ -199,8 +206,8 @@ class SchedulerStats:
     tokens_prefill: int
     tokens_decode: int
     tokens_recomputed: int
-    tokens_discarded: int = 0  # computed for requests that were aborted or failed
-    cache_queries: int = 0  # prompt tokens looked up in the prefix cache
+    tokens_discarded: int = 0  # computed for requests that were aborted or failed, and not recomputed
+    cache_queries: int = 0  # prompt tokens looked up in the prefix cache, once for each request
     cache_hits: int = 0  # of these, tokens that were found
     blocks_cached: int = 0  # free blocks whose content can still be hit
 

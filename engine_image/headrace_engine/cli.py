@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Column, Table
 
 from headrace_core.config import KNOBS, Kind, Knob, KnobValue
+from headrace_engine import demo_model
 from headrace_engine.demo_model import ensure_demo_model
 from headrace_engine.errors import EngineError, SettingsError
 
@@ -73,8 +76,20 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the cores this process may use.")] = None,
     admin_token_file: Annotated[Path | None, typer.Option(help="File with the admin token.")] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with API keys, one a line as key or name:key; read again when it changes."),
+    ] = None,
+    access_log: Annotated[bool, typer.Option(help="One line for each call, without prompts and outputs.")] = True,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Add bodies and outputs to that line.")] = False,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that running requests have after SIGTERM.")] = 30.0,
     log_format: Annotated[str, typer.Option(help="auto (rich on a terminal, else json), rich or json.")] = "auto",
+    tool_call_parser: Annotated[
+        str, typer.Option(help="How the model writes tool calls: auto (as its template), hermes, llama3_json, none.")
+    ] = "auto",
+    record: Annotated[
+        Path | None, typer.Option(help="Write every scheduler call here, for `headrace sim replay`. Holds token ids.")
+    ] = None,
     **knobs: KnobValue,
 ) -> None:
     """Serve a model over the OpenAI API."""
@@ -82,16 +97,26 @@ def serve(
         settings = _settings(
             model, knobs, host=host, port=port, admin_port=admin_port, served_name=served_model_name, file=config,
             active_num_seqs=scheduler_max_num_seqs, device=device, threads=threads, token_file=admin_token_file,
-            drain_timeout=drain_timeout, log_format=log_format,
+            drain_timeout=drain_timeout, log_format=log_format, key_file=api_key_file,
         )  # fmt: skip
-        _run_server(settings)
+        from headrace_engine.settings import tool_call_parser_named  # noqa: PLC0415
+
+        parser = tool_call_parser_named(tool_call_parser)
+        about: dict[str, Any] = {
+            "access_log": access_log,
+            "log_prompts": log_prompts,
+            "tool_call_parser": parser,
+            "record": record,
+        }
+        _run_server(replace(settings, **about))
 
 
 def _settings(
     model: str, knobs: Mapping[str, KnobValue], *, host: str, port: int, admin_port: int | None,
     served_name: str | None, file: Path | None, active_num_seqs: int | None, device: str, threads: int | None,
-    token_file: Path | None, drain_timeout: float, log_format: str,
+    token_file: Path | None, drain_timeout: float, log_format: str, key_file: Path | None,
 ) -> Settings:  # fmt: skip
+    from headrace_engine import auth  # noqa: PLC0415
     from headrace_engine import device as devices  # noqa: PLC0415
     from headrace_engine import settings as parts  # noqa: PLC0415
     from headrace_engine.weights import find_source  # noqa: PLC0415
@@ -118,6 +143,7 @@ def _settings(
         revision=engine_file.revision,
         slo=engine_file.slo,
         admin_token=parts.admin_token(token_file),
+        api_keys=auth.keys_file(key_file),
         drain_timeout=drain_timeout,
         threads=threads or devices.available_cores(),
         json_logs=log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()),
@@ -129,7 +155,7 @@ def _run_server(settings: Settings) -> None:
 
     from headrace_engine import banner, logs, server  # noqa: PLC0415
 
-    logs.configure(as_json=settings.json_logs)
+    logs.configure(as_json=settings.json_logs, access_log=settings.access_log)
     if settings.json_logs:
         _hush_progress()
     log = logging.getLogger("headrace_engine")
@@ -160,15 +186,28 @@ model_app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @model_app.callback()
 def model_root() -> None:
-    """Get the demo model."""
+    """Get a demo model."""
 
 
 @model_app.command("demo")
-def model_demo() -> None:
-    """Make the demo model in the cache, once, and print its folder."""
+def model_demo(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(demo_model.MODELS)}.")] = demo_model.DEFAULT,
+) -> None:
+    """Make a demo model in the cache, once, and print its folder."""
     with plain_errors():
-        folder = ensure_demo_model(lambda message: errors.print(f"[cyan]demo model[/] {message}"))
+        folder = ensure_demo_model(lambda message: errors.print(f"[cyan]demo model[/] {message}"), name)
     typer.echo(folder)
+
+
+@model_app.command("list")
+def model_list() -> None:
+    """Show the demo models and whether they are in the cache."""
+    table = Table("name", "download", "size", Column("folder", overflow="fold"), "about")
+    for name, model in demo_model.MODELS.items():
+        folder = demo_model.demo_model_folder(name)
+        place = str(folder) if demo_model.has_demo_model(name) else f"not made: headrace model demo {name}"
+        table.add_row(name, f"{model.download} MB", f"{model.size} MB", place, model.about)
+    Console().print(table)
 
 
 def bench_engine(

@@ -2,109 +2,144 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+from headrace_engine.stop_filter import StopFilter
+
 REPLACEMENT = "\ufffd"
 PROMPT_TAIL = 6  # tokens of the prompt that decide how the first piece is spelled (a leading space, half a character)
-LONGEST_WAIT = 8  # no character has more tokens than it has bytes (4): beyond, the bytes are simply invalid
+LONGEST_CHARACTER = 4  # bytes, and so tokens
+LONGEST_WAIT = 8  # tokens without text: beyond, the bytes are simply invalid
+WINDOW = 32  # tokens decoded at once: what a token's text depends on lies just before it
 
 
 class Detokenizer:
-    """Incremental decoding: `push` returns text that is final, `flush` the rest."""
+    """Incremental decoding: `push` returns text that is final, `flush` the rest. Linear in the number of tokens."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._ids = list(prompt[-PROMPT_TAIL:])
-        self._context = 0  # ids before this no longer matter
-        self._done = len(self._ids)  # ids before this were returned as text
+        self._skip_special = skip_special
+        self._hidden = _hidden_ids(tokenizer) if skip_special else frozenset[int]()
+        self._ids = self._tail(prompt)  # the window: what came before has no influence on what comes
+        self._shown = len(self._decode(self._ids))  # characters of the window's text that were returned
+        self._clean = 0  # the window's newest token border before the last that was a character border too
+        self._waiting = 0  # tokens since text was returned
 
     def push(self, ids: Sequence[int]) -> str:
         """Take in `ids`; return the text that they complete."""
-        self._ids.extend(ids)
-        text = self._fresh()
-        if text.endswith(REPLACEMENT) and len(self._ids) - self._done <= LONGEST_WAIT:
+        if not self._extend(ids):
             return ""
-        return self._accept(text)
+        text = self._decode(self._ids)
+        fresh = text[self._shown :]
+        ends_clean = not fresh.endswith(REPLACEMENT)
+        if not ends_clean:
+            if self._waiting <= LONGEST_WAIT:
+                return ""
+            fresh = fresh[:-1]  # the last one may still become a character
+        self._waiting = 0 if fresh else self._waiting
+        self._shown += len(fresh)
+        self._slide(ends_clean=ends_clean, unshown=len(text) - self._shown)
+        return fresh
 
-    def flush(self) -> str:
-        """The text of ids that wait for the rest of a character."""
-        return self._accept(self._fresh())
+    def flush(self, ids: Sequence[int] = ()) -> str:
+        """Take in `ids`, the last; return all text that is left. An unfinished character is one replacement."""
+        self._extend(ids)
+        text = self._decode(self._ids)
+        if not text.endswith(REPLACEMENT):
+            fresh = text[self._shown :]
+        else:
+            # Where each byte is a token, an unfinished character spoils the finished ones beside it: decode without.
+            cuts = (self._decode(self._ids[:-count]) for count in range(1, LONGEST_CHARACTER) if count < len(self._ids))
+            clean = next((cut for cut in cuts if not cut.endswith(REPLACEMENT)), "")
+            whole = max(text.rstrip(REPLACEMENT), clean, key=len)
+            fresh = whole[self._shown :] + (REPLACEMENT if len(text) > self._shown else "")
+        self._shown, self._waiting = len(text), 0
+        return fresh
 
-    def _fresh(self) -> str:
-        before = self._decode(self._ids[self._context : self._done])
-        return self._decode(self._ids[self._context :])[len(before) :]
+    def _extend(self, ids: Sequence[int]) -> int:
+        before = len(self._ids)
+        self._ids.extend(token for token in ids if token not in self._hidden)
+        added = len(self._ids) - before
+        self._waiting += added
+        return added
 
-    def _accept(self, text: str) -> str:
-        if text:
-            self._context, self._done = self._done, len(self._ids)
-        return text
+    def _slide(self, *, ends_clean: bool, unshown: int) -> None:
+        """Forget tokens that no longer matter, at the border of a character where there is one."""
+        end = len(self._ids)
+        cut = self._clean if ends_clean else 0
+        if end > 4 * WINDOW and not cut:
+            cut = end - PROMPT_TAIL
+        if end > WINDOW and cut:
+            del self._ids[:cut]
+            self._shown = len(self._decode(self._ids)) - unshown
+            end, self._clean = len(self._ids), 0
+        if ends_clean:
+            self._clean = end
+
+    def _tail(self, prompt: Sequence[int]) -> list[int]:
+        """The end of the prompt, begun at the border of a character where there is one near."""
+        visible = [token for token in prompt[-4 * PROMPT_TAIL :] if token not in self._hidden]
+        for size in range(PROMPT_TAIL, PROMPT_TAIL + LONGEST_CHARACTER):
+            if not self._decode(visible[-size:]).startswith(REPLACEMENT):
+                return visible[-size:]
+        return visible[-PROMPT_TAIL:]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=self._skip_special, clean_up_tokenization_spaces=False
+        )
         return text
 
 
-class StopFilter:
-    """Passes text through up to the first stop string, holding back whatever may turn out to begin one."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
-        self.stopped = False
-
-    def push(self, text: str) -> str:
-        """Text that can be shown. Sets `stopped` when a stop string is complete; it and what follows are dropped."""
-        if self.stopped:
-            return ""
-        text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
-        keep = self._possible_start(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def flush(self) -> str:
-        """What was held back, once nothing more comes."""
-        held, self._held = self._held, ""
-        return held
-
-    def _possible_start(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stops), default=0)
-        for size in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-size:]) for stop in self._stops):
-                return size
-        return 0
+@functools.lru_cache(maxsize=8)
+def _hidden_ids(tokenizer: Any) -> frozenset[int]:
+    """Special tokens, which show no text."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(token for token, about in added.items() if about.special)
 
 
 class TextStream:
-    """The text of one request. Without `incremental` and stop strings it decodes once, at the end."""
+    """The text of one request. Without `incremental` and stop strings it decodes once, at the end.
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], *, stops: Sequence[str], incremental: bool) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt)
-        self._filter = StopFilter(stops)
+    `stops` count from the text of token `min_tokens + 1` on, and are part of the text with `include_stop`.
+    """
+
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int], *, stops: Sequence[str], incremental: bool,
+        include_stop: bool = False, min_tokens: int = 0, skip_special: bool = True,
+    ) -> None:  # fmt: skip
+        self._detokenizer = Detokenizer(tokenizer, prompt, skip_special=skip_special)
+        self._filter = StopFilter(stops, include=include_stop)
         self._pending: list[int] = []
         self._decodes_now = incremental or bool(stops)
+        self._early = min_tokens  # tokens still to come that cannot complete a stop string
+        self.include_stop = include_stop
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was met."""
+        return self._filter.stop
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was met."""
-        return self._filter.stopped
+        return self._filter.stop is not None
 
     def push(self, token: int) -> str:
         """Take in one token; return text that can be shown now."""
-        if self._decodes_now:
-            return self._filter.push(self._detokenizer.push((token,)))
-        self._pending.append(token)
-        return ""
+        if not self._decodes_now:
+            self._pending.append(token)
+            return ""
+        text = self._filter.push(self._detokenizer.push((token,)), may_stop=self._early <= 0)
+        self._early -= 1
+        return text
 
     def finish(self) -> str:
-        """The rest of the text."""
+        """The rest of the text. Half a character at its end is one replacement character."""
         if self.stopped:
             return ""
-        text = self._detokenizer.push(self._pending) if self._pending else ""
-        text = self._filter.push(text + self._detokenizer.flush())
-        return text + self._filter.flush()
+        text = self._detokenizer.flush(self._pending)
+        self._pending = []
+        return self._filter.push(text, may_stop=self._early <= 0) + self._filter.flush()

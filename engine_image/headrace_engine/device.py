@@ -68,6 +68,11 @@ def pick_dtype(knob: str, device: torch.device, features: tuple[str, ...]) -> to
     return torch.bfloat16 if FAST_BF16.intersection(features) else torch.float32
 
 
+def pick_kv_dtype(knob: str, dtype: torch.dtype) -> torch.dtype:
+    """The knob `kv_cache_dtype` as a torch dtype; `auto` is that of the model."""
+    return dtype if knob == "auto" else DTYPES[knob]
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32`, `bfloat16`, …"""
     return str(dtype).removeprefix("torch.")

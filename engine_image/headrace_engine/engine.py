@@ -5,19 +5,27 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from headrace_core.config import EngineConfig
+from headrace_core.record import RecordingScheduler
 from headrace_core.scheduler import Scheduler
 from headrace_core.slo import SloSet
 from headrace_engine import device as devices
+from headrace_engine import peaks
+from headrace_engine.calls import ObservedLoop
 from headrace_engine.errors import SettingsError
 from headrace_engine.kv_cache import KvPool, LayerShape, block_bytes, make_pool
 from headrace_engine.loop import EngineLoop
 from headrace_engine.metrics import EngineMetrics
 from headrace_engine.model import LoadedModel, load_model
+from headrace_engine.model_shape import model_shape
 from headrace_engine.probe import probe
+from headrace_engine.recording import open_recording
+from headrace_engine.rope import check_rope_length, pin_rope
 from headrace_engine.runner import Runner
 from headrace_engine.version import VERSION
 from headrace_engine.weights import find_source
@@ -45,35 +53,54 @@ def load(model: str, config: EngineConfig, *, device: torch.device) -> tuple[Loa
     """Load and probe `model`. Raises `ModelError`."""
     dtype = devices.pick_dtype(config.dtype, device, devices.cpu_features())
     loaded = load_model(find_source(model), device=device, dtype=dtype)
-    return loaded, probe(loaded)
+    if config.max_model_len is not None:
+        check_rope_length(loaded.module, config.max_model_len)
+    return loaded, probe(loaded, kv_dtype=devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype))
 
 
 def assemble(
     loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, *, served_name: str, revision: str = "",
-    slo: SloSet | None = None,
+    slo: SloSet | None = None, record: Path | None = None,
 ) -> Engine:  # fmt: skip
-    """An engine over a probed model; its loop is not started. Raises `SettingsError`."""
+    """An engine over a probed model; its loop is not started. `record`: see `recording`. Raises `SettingsError`."""
+    peak = peaks.measure(loaded.device, loaded.dtype)  # before the KV pool takes the memory
     pool, config = size_pool(loaded, layers, config)
     max_model_len = int(config.max_model_len or 0)
     runner = Runner(loaded, pool)
     started_at = time.time()  # noqa: TID251  (reported, never compared with the engine's clock)
-    metrics = EngineMetrics(served_name, slo)
+    metrics = EngineMetrics(served_name, slo, max_model_len=max_model_len)
     metrics.set_identity(
         version=VERSION, device=loaded.device.type, dtype=devices.dtype_name(loaded.dtype),
         pretend_gpu=devices.pretends_gpu(), started_at=started_at,
     )  # fmt: skip
     metrics.set_cache(config, pool.num_blocks)
-    scheduler = Scheduler(config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
-    loop = EngineLoop(scheduler, runner, metrics, revision=revision)
+    metrics.set_model(model_shape(loaded, layers, kv_dtype=pool.dtype), peak)
+    scheduler = _scheduler(loaded, pool, config, max_model_len=max_model_len, record=record)
+    loop = ObservedLoop(scheduler, runner, metrics, revision=revision)
+    metrics.watch_step(loop.step_age)
     return Engine(
         model=loaded, config=config, runner=runner, loop=loop, metrics=metrics, max_model_len=max_model_len,
         started_at=started_at,
     )  # fmt: skip
 
 
+def _scheduler(
+    loaded: LoadedModel, pool: KvPool, config: EngineConfig, *, max_model_len: int, record: Path | None
+) -> Scheduler:
+    about: dict[str, Any] = {
+        "num_blocks": pool.num_blocks,
+        "max_model_len": max_model_len,
+        "cache_namespace": f"{loaded.name}/{loaded.architecture}/{loaded.dtype}/{pool.dtype}",
+    }
+    if record is None:
+        return Scheduler(config, **about)
+    return RecordingScheduler(config, **about, write=open_recording(record))
+
+
 def size_pool(loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig) -> tuple[KvPool, EngineConfig]:
-    """Allocate the KV pool; return it and `config` with kv_cache_bytes and max_model_len filled in."""
-    one = block_bytes(layers, block_size=config.block_size, dtype=loaded.dtype)
+    """Allocate the KV pool, pin the model's RoPE; return it and `config` with kv_cache_bytes and max_model_len."""
+    kv_dtype = devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype)
+    one = block_bytes(layers, block_size=config.block_size, dtype=kv_dtype)
     budget = config.kv_cache_bytes or _default_bytes(loaded, config)
     # More than every sequence at full length can ever use is of no use. Block 0 is for padding.
     longest = -(-min(config.max_model_len or loaded.max_position, loaded.max_position) // config.block_size)
@@ -81,9 +108,8 @@ def size_pool(loaded: LoadedModel, layers: dict[int, LayerShape], config: Engine
     num_blocks = min(budget // one, longest * ceiling + 1)
     tokens = (num_blocks - 1) * config.block_size
     max_model_len = _max_model_len(loaded, config, tokens=tokens, budget=budget, one=one)
-    pool = make_pool(
-        layers, num_blocks=num_blocks, block_size=config.block_size, device=loaded.device, dtype=loaded.dtype
-    )
+    pin_rope(loaded.module, max_model_len)
+    pool = make_pool(layers, num_blocks=num_blocks, block_size=config.block_size, device=loaded.device, dtype=kv_dtype)
     return pool, replace(config, kv_cache_bytes=num_blocks * one, max_model_len=max_model_len)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from headrace_core.events import Rejected, RejectReason
+from headrace_engine.calls import CLIENT_CLOSED, current_call
 from headrace_engine.loop import EngineDeadError, RejectedError
 
 log = logging.getLogger(__name__)
@@ -65,36 +68,52 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RejectedError, _rejected)
     app.add_exception_handler(EngineDeadError, _dead)
     app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
 
 
-def _answer(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+def answer(error: ApiError) -> JSONResponse:
+    """The response for `error`; the access log learns its code."""
+    if (call := current_call()) is not None:
+        call.error = error.body["error"]["code"] or error.body["error"]["type"]
+    return _ErrorResponse(error.body, status_code=error.status, headers=error.headers)
+
+
+class _ErrorResponse(JSONResponse):
+    def render(self, content: Any) -> bytes:
+        """As JSON. A message may quote half a character that a client sent: then escaped."""
+        try:
+            return super().render(content)
+        except UnicodeEncodeError:
+            return json.dumps(content).encode()
 
 
 async def _api_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)  # noqa: S101  (registered for this type)
-    return _answer(error)
+    return answer(error)
 
 
 async def _rejected(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RejectedError)  # noqa: S101
-    return _answer(from_rejected(error.rejected))
+    return answer(from_rejected(error.rejected))
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)
 
 
 async def _dead(_: Request, error: Exception) -> JSONResponse:
-    return _answer(unavailable(str(error), retry_after=10))
+    return answer(unavailable(str(error), retry_after=10))
 
 
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101
     where = f"{request.method} {request.url.path}"
-    messages = {404: f"{where}: no such route", 405: f"{where}: this route has another method"}
-    return _answer(
-        ApiError(error.status_code, messages.get(error.status_code, str(error.detail)), headers=error.headers or {})
-    )
+    known = {404: ("no such route", "unknown_route"), 405: ("this route has another method", "wrong_method")}
+    what, code = known.get(error.status_code, (str(error.detail), "http_error"))
+    return answer(ApiError(error.status_code, f"{where}: {what}", headers=error.headers or {}, code=code))
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
-    return _answer(failed(f"unexpected {type(error).__name__} in the server; its log has the details"))
+    return answer(failed(f"unexpected {type(error).__name__} in the server; its log has the details"))

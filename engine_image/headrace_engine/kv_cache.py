@@ -5,7 +5,7 @@ Block 0 belongs to no sequence: padding reads and writes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,3 +61,12 @@ def make_pool(
         device=device,
         dtype=dtype,
     )
+
+
+def copy_blocks(pool: KvPool, copies: Sequence[tuple[int, int]]) -> None:
+    """Copy blocks (source, target) in all layers. Every source is read before any target is written."""
+    if not copies:
+        return
+    sources, targets = (torch.tensor(side, dtype=torch.long, device=pool.device) for side in zip(*copies, strict=True))
+    for tensor in (*pool.keys.values(), *pool.values.values()):
+        tensor.index_copy_(0, targets, tensor.index_select(0, sources))

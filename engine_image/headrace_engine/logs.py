@@ -10,9 +10,10 @@ from rich.logging import RichHandler
 from headrace_core.json_log import JsonFormatter
 
 QUIET = ("transformers", "uvicorn", "uvicorn.error", "asyncio", "httpx", "urllib3", "filelock", "huggingface_hub")
+ACCESS = "headrace_engine.access"
 
 
-def configure(*, as_json: bool) -> None:
+def configure(*, as_json: bool, access_log: bool = True) -> None:
     """Send all logs to standard error in the chosen form."""
     handler: logging.Handler
     if as_json:
@@ -22,5 +23,5 @@ def configure(*, as_json: bool) -> None:
         handler = RichHandler(show_path=False, log_time_format="[%X]")
         handler.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for name in QUIET:
+    for name in (*QUIET, *(() if access_log else (ACCESS,))):
         logging.getLogger(name).setLevel(logging.WARNING)

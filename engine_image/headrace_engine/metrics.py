@@ -1,206 +1,375 @@
 """The metric table of core as Prometheus series. Written by the step thread, rendered by the HTTP server.
 
-A request's samples are counted when it ends, since only then is it known whether it lived under one config.
+A request's samples are counted when it ends, since only then is it known whether it lived under one config; those of
+one that did not go to the generation `mixed`. No label value comes from a client, so that none can make series.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable
 
 import prometheus_client
 
 from headrace_core import metric_names as names
 from headrace_core.config import EngineConfig
-from headrace_core.events import FinishReason, RejectReason, SchedulerStats, StepPlan
+from headrace_core.cost_model import CostModel
+from headrace_core.events import FinishReason, RejectReason, Request, SchedulerStats, StepPlan
 from headrace_core.metric_names import Metric, MetricKind
-from headrace_core.slo import SloSet
+from headrace_core.roofline import ModelShape, Peaks
+from headrace_core.slo import TARGETS, SloSet
+from headrace_engine import decision_series
+from headrace_engine.decision_series import DecisionSeries
+from headrace_engine.request_times import RequestTimes
+from headrace_engine.series import Histogram, SeriesTable, Value
+from headrace_engine.step_metrics import StepMetrics
 
 MIXED = "mixed"
 # Series of older generations are dropped: Prometheus has them, and each costs a scrape some hundred lines.
 KEPT_GENERATIONS = 4
-
-
-@dataclass(slots=True)
-class RequestTimes:
-    """When things happened to one request, in seconds. `generation` is the one that it was admitted under."""
-
-    arrival: float
-    prompt_tokens: int
-    generation: int
-    started: float | None = None
-    tokens: list[float] = field(default_factory=list)
-
-    @property
-    def ttft(self) -> float | None:
-        """Arrival to first token."""
-        return self.tokens[0] - self.arrival if self.tokens else None
-
-    @property
-    def gaps(self) -> list[float]:
-        """Times between tokens."""
-        return [after - before for before, after in pairwise(self.tokens)]
+ENGINE = "0"  # vLLM's label for one of several engines in a process
+WELL = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_NEVER = 2**31
 
 
 class EngineMetrics:
-    """All series of one engine in a registry of its own."""
+    """All series of one engine in a registry of its own. `cost_model` may know the machine already."""
 
-    def __init__(self, model_name: str, slo: SloSet | None) -> None:
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = prometheus_client.CollectorRegistry()
+    def __init__(
+        self, model_name: str, slo: SloSet | None, *, max_model_len: int | None = None,
+        cost_model: CostModel | None = None,
+    ) -> None:  # fmt: skip
         self._model = model_name
-        self._slo = slo
-        self._metrics = {metric.name: self._make(metric) for metric in names.ALL_METRICS}
-        self._children: defaultdict[str, dict[tuple[str, tuple[str, ...]], None]] = defaultdict(dict)
-        self._revision = ""
-        self._generation = 1
-        self._preemptions = self._recomputed = 0
+        self._max_model_len = max_model_len or _NEVER
+        self._table = SeriesTable(names.ALL_METRICS, before_scrape=self._before_scrape)
+        self.registry = prometheus_client.CollectorRegistry()
+        self.registry.register(self._table)
+        self._values: dict[str, Value] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._children: dict[tuple[str, str], Value] = {}
+        self._slo: SloSet | None = None
+        self._slo_id = ""
+        self._targets: dict[str, SloSet] = {}
+        self._series: dict[str, DecisionSeries] = {}
+        self._live: dict[str, RequestTimes] = {}
+        self._revision, self._generation = "", 1
+        self._seen: SchedulerStats | None = None
+        self._busy = 0.0  # of the generation in force
+        self._step_age: Callable[[], float] = lambda: 0.0
+        self.set_slo(slo)
         for metric in names.ALL_METRICS:
-            if metric.labels == names.VLLM_LABELS:
-                self._plain(metric)  # born at 0
-
-    def _make(self, metric: Metric) -> Any:
-        about = {
-            "name": metric.name,
-            "documentation": metric.doc,
-            "labelnames": metric.labels,
-            "registry": self.registry,
-        }
-        if metric.kind is MetricKind.COUNTER:
-            return prometheus_client.Counter(**about)  # type: ignore[arg-type]
-        if metric.kind is MetricKind.GAUGE:
-            return prometheus_client.Gauge(**about)  # type: ignore[arg-type]
-        threshold = self._slo.threshold(metric.slo) if self._slo and metric.slo else None
-        buckets = names.buckets_with(metric.buckets, threshold)
-        return prometheus_client.Histogram(**about, buckets=buckets)  # type: ignore[arg-type]
+            self._bear(metric)
+        self._steps = StepMetrics(self._table, model_name, cost_model or CostModel())
+        self._current = self._of(str(self._generation))
 
     def render(self) -> bytes:
         """The exposition text."""
-        return prometheus_client.generate_latest(self.registry)
+        return self._table.text().encode()
+
+    @property
+    def cost_model(self) -> CostModel:
+        """The step-time model; the step thread teaches it."""
+        return self._steps.cost_model
+
+    @property
+    def slo(self) -> SloSet | None:
+        """The SLO set that requests are judged against."""
+        return self._slo
 
     # What is in force
 
+    def set_slo(self, slo: SloSet | None) -> None:
+        """Judge by another SLO set. `set_config` follows with a new generation, whose histograms get the new bounds.
+
+        Series of requests that lived under both start anew; the `vllm:` ones keep the bounds that they began with.
+        """
+        with self._table.lock:
+            self._slo, self._slo_id = slo, names.slo_id(slo)
+            self._targets = {} if slo is None else _single_targets(slo)
+            self._table.drop(names.SLO_THRESHOLD, lambda _: True)
+            for target in self._targets:
+                threshold = self._table.value(names.SLO_THRESHOLD, self._model, self._slo_id, target)
+                threshold.value = (slo and slo.threshold(target)) or 0.0
+            self._drop_generations(lambda generation: generation == MIXED)
+
     def set_config(self, config: EngineConfig, *, generation: int, revision: str) -> None:
         """A config came into force. Its series start at 0 here, so that a window sees their birth."""
-        self._generation, self._revision = generation, revision
-        info = self._metrics[names.CONFIG_INFO.name]
-        info.clear()
-        for knob, value in config.hot_values().items():
-            info.labels(self._model, str(generation), revision, knob, _text(value)).set(1)
-        self._plain(names.CONFIG_GENERATION).set(generation)
-        for metric in names.ALL_METRICS:
-            if metric.labels == names.DECISION_LABELS:
-                self._of(metric, str(generation))
-        for old in [key for key in self._children if key != MIXED and int(key) <= generation - KEPT_GENERATIONS]:
-            for name, labels in self._children.pop(old):
-                self._metrics[name].remove(*labels)
+        with self._table.lock:
+            if generation != self._generation:
+                self._busy = 0.0
+            elif revision != self._revision:
+                self._drop_generations(lambda known: known == str(generation))
+            self._generation, self._revision = generation, revision
+            self._table.drop(names.CONFIG_INFO, lambda _: True)
+            for knob, value in config.hot_values().items():
+                labels = (self._model, str(generation), revision, knob, _text(value))
+                self._table.value(names.CONFIG_INFO, *labels).value = 1
+            self._values[names.CONFIG_GENERATION.name].value = generation
+            self._drop_generations(lambda known: known != MIXED and int(known) <= generation - KEPT_GENERATIONS)
+            self._current = self._of(str(generation))
 
     def set_identity(self, *, version: str, device: str, dtype: str, pretend_gpu: bool, started_at: float) -> None:
         """What runs where, since when (unix seconds)."""
         labels = (self._model, version, device, dtype, str(pretend_gpu).lower())
-        self._metrics[names.ENGINE_INFO.name].labels(*labels).set(1)
-        self._plain(names.START_TIME).set(started_at)
+        self._table.value(names.ENGINE_INFO, *labels).value = 1
+        self._values[names.START_TIME.name].value = started_at
 
     def set_cache(self, config: EngineConfig, num_blocks: int) -> None:
         """The KV cache's configuration."""
-        labels = (self._model, str(config.block_size), str(num_blocks), str(config.gpu_memory_utilization))
-        self._metrics[names.VLLM_CACHE_INFO.name].labels(*labels).set(1)
+        about = (
+            str(config.block_size), str(num_blocks), str(config.gpu_memory_utilization), config.kv_cache_dtype,
+            str(config.enable_prefix_caching),
+        )  # fmt: skip
+        self._table.value(names.VLLM_CACHE_INFO, self._model, ENGINE, *about).value = 1
+
+    def set_model(self, shape: ModelShape, peaks: Peaks) -> None:
+        """What MFU and MBU are computed from."""
+        with self._table.lock:
+            self._steps.set_model(shape, peaks)
+
+    def watch_step(self, age: Callable[[], float]) -> None:
+        """`age` gives the seconds that the current step has been running, 0 between steps; called at each scrape."""
+        self._step_age = age
 
     # What happens
 
-    def step(self, plan: StepPlan, generation: int, *, seconds: float, failed: bool) -> None:
-        """A step ended; its work counts for the config it was planned under."""
-        label = str(generation)
-        self._of(names.STEP_TIME, label).observe(seconds)
-        self._of(names.BUSY_SECONDS, label).inc(seconds)
-        if failed:
-            self._of(names.STEP_FAILURES, label).inc()
-
-    def stats(self, stats: SchedulerStats) -> None:
-        """The scheduler's state after a step or a command."""
-        gauges = (
-            (names.RUNNING, stats.running), (names.VLLM_RUNNING, stats.running), (names.WAITING, stats.waiting),
-            (names.VLLM_WAITING, stats.waiting), (names.KV_USAGE, stats.kv_usage),
-            (names.VLLM_KV_USAGE, stats.kv_usage),
+    def begin(self, request: Request, *, now: float) -> RequestTimes:
+        """A request was queued at `now`. What is returned goes to `token` and `finished`."""
+        times = RequestTimes(
+            request.arrival, len(request.prompt_token_ids), self._generation, request_id=request.request_id,
+            queued=now, max_tokens=request.max_tokens,
         )  # fmt: skip
-        for metric, value in gauges:
-            self._plain(metric).set(value)
-        label = str(self._generation)
-        preempted, self._preemptions = stats.preemptions - self._preemptions, stats.preemptions
-        recomputed, self._recomputed = stats.tokens_recomputed - self._recomputed, stats.tokens_recomputed
-        if preempted:
-            self._of(names.PREEMPTIONS, label).inc(preempted)
-            self._plain(names.VLLM_PREEMPTIONS).inc(preempted)
-        if recomputed:
-            self._of(names.RECOMPUTED_TOKENS, label).inc(recomputed)
+        lead = self._live.get(request.fork_of) if request.fork_of else None
+        if lead is not None:
+            times.siblings = lead.siblings
+            times.siblings.n += 1
+        self._live[request.request_id] = times
+        self.admitted(times.prompt_tokens)
+        return times
 
     def admitted(self, prompt_tokens: int) -> None:
         """A request was queued."""
-        self._of(names.PROMPT_TOKENS, str(self._generation)).inc(prompt_tokens)
-        self._plain(names.VLLM_PROMPT_TOKENS).inc(prompt_tokens)
+        with self._table.lock:
+            self._current.add(names.PROMPT_TOKENS, prompt_tokens)
 
-    def rejected(self, reason: RejectReason) -> None:
-        """A request was refused."""
-        self._of(names.REJECTED, str(self._generation), str(reason)).inc()
+    def rejected(self, reason: RejectReason, *, retry_after: float | None = None) -> None:
+        """A request was refused; `retry_after` are the seconds that its client was told to wait."""
+        with self._table.lock:
+            self._current.add(names.REJECTED, 1, str(reason))
+            if reason is RejectReason.QUEUE_FULL:
+                self._children[names.VLLM_REJECTIONS.name, str(reason)].value += 1
+            if retry_after is not None:
+                self._current.observe(names.RETRY_AFTER, retry_after)
+
+    def step(self, plan: StepPlan, generation: int, *, seconds: float, failed: bool) -> None:
+        """A step ended; its work counts for the config it was planned under."""
+        with self._table.lock:
+            series = self._current if generation == self._generation else self._of(str(generation))
+            series.observe(names.STEP_TIME, seconds)
+            self._add_busy(series, seconds)
+            self._account(series, plan)
+            if failed:
+                series.add(names.STEP_FAILURES)
+            else:
+                self._steps.observe(series, plan, seconds)
+
+    def stats(self, stats: SchedulerStats) -> None:
+        """The scheduler's state after a step or a command."""
+        with self._table.lock:
+            values = self._values
+            values[names.RUNNING.name].value = values[names.VLLM_RUNNING.name].value = stats.running
+            values[names.WAITING.name].value = values[names.VLLM_WAITING.name].value = stats.waiting
+            values[names.WAITING_TOKENS.name].value = stats.waiting_tokens
+            values[names.KV_USAGE.name].value = values[names.VLLM_KV_USAGE.name].value = stats.kv_usage
+            self._children[names.VLLM_WAITING_BY_REASON.name, "capacity"].value = stats.waiting
+            blocks = self._children
+            blocks[names.KV_BLOCKS.name, "used"].value = stats.blocks_total - stats.blocks_free
+            blocks[names.KV_BLOCKS.name, "cached"].value = stats.blocks_cached
+            blocks[names.KV_BLOCKS.name, "free"].value = stats.blocks_free - stats.blocks_cached
+            seen, self._seen = self._seen, stats
+            self._grow(names.PREEMPTIONS, names.VLLM_PREEMPTIONS, stats.preemptions - (seen.preemptions if seen else 0))
+            queries = stats.cache_queries - (seen.cache_queries if seen else 0)
+            self._grow(names.CACHE_QUERIES, names.VLLM_CACHE_QUERIES, queries)
+            self._grow(names.CACHE_HITS, names.VLLM_CACHE_HITS, stats.cache_hits - (seen.cache_hits if seen else 0))
 
     def token(self, times: RequestTimes, generation: int) -> None:
         """A token was generated; its time is the last in `times`."""
-        self._of(names.OUTPUT_TOKENS, str(generation)).inc()
-        self._plain(names.VLLM_GENERATION_TOKENS).inc()
-        if len(times.tokens) == 1:
-            self._plain(names.VLLM_TTFT).observe(times.tokens[0] - times.arrival)
-        else:
-            self._plain(names.VLLM_ITL).observe(times.tokens[-1] - times.tokens[-2])
+        tokens = times.tokens
+        with self._table.lock:
+            series = self._current if generation == self._generation else self._of(str(generation))
+            series.add(names.OUTPUT_TOKENS)
+            self._values[names.VLLM_GENERATION_TOKENS.name].value += 1
+            if len(tokens) > 1:
+                self._histograms[names.VLLM_ITL.name].observe(tokens[-1] - tokens[-2])
+                return
+            self._histograms[names.VLLM_TTFT.name].observe(tokens[0] - times.arrival)
+            self._values[names.VLLM_PROMPT_TOKENS.name].value += times.prompt_tokens
+            self._values[names.VLLM_PROMPT_CACHED.name].value += times.cached_tokens
+            source = names.VLLM_PROMPT_BY_SOURCE.name
+            self._children[source, "local_cache_hit"].value += times.cached_tokens
+            self._children[source, "local_compute"].value += times.prompt_tokens - times.cached_tokens
 
-    def finished(self, times: RequestTimes, reason: FinishReason, *, now: float) -> None:
-        """A request ended at `now`."""
-        label = str(self._generation) if times.generation == self._generation else MIXED
-        self._of(names.REQUESTS, label, str(reason)).inc()
-        self._metrics[names.VLLM_SUCCESS.name].labels(self._model, str(reason)).inc()
-        ttft, gaps, e2e = times.ttft, times.gaps, now - times.arrival
-        if times.started is not None:
-            self._pair(names.QUEUE_TIME, names.VLLM_QUEUE, label, times.started - times.arrival)
-        if ttft is not None:
-            self._of(names.TTFT, label).observe(ttft)
-        for gap in gaps:
-            self._of(names.ITL, label).observe(gap)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._pair(names.E2E, names.VLLM_E2E, label, e2e)
-            if gaps:
-                self._pair(names.TPOT, names.VLLM_TPOT, label, sum(gaps) / len(gaps))
-        self._judge(label, reason, ttft=ttft, gaps=gaps, e2e=e2e)
+    def finished(self, times: RequestTimes, reason: FinishReason, *, now: float, corrupted: bool = False) -> None:
+        """A request ended at `now`. `corrupted`: because its logits were not numbers."""
+        with self._table.lock:
+            self._live.pop(times.request_id, None)
+            same = times.generation == self._generation
+            series = self._current if same else self._of(MIXED)
+            series.add(names.REQUESTS, 1, str(reason))
+            self._children[names.VLLM_SUCCESS.name, str(reason)].value += 1
+            self._values[names.VLLM_CORRUPTED.name].value += corrupted
+            self._decide(series, times, useful=reason in WELL)
+            gaps, e2e = times.gaps, now - times.arrival
+            if times.started is not None:
+                series.observe(names.QUEUE_TIME, times.started - times.arrival)
+            if times.ttft is not None:
+                series.observe(names.TTFT, times.ttft)
+                series.observe_all(names.ITL, gaps)
+            if reason in WELL:
+                self._ended_well(series, times, gaps=gaps, e2e=e2e)
+            self._judge(series, reason, ttft=times.ttft, gaps=gaps, e2e=e2e)
 
-    def _judge(self, label: str, reason: FinishReason, *, ttft: float | None, gaps: list[float], e2e: float) -> None:
+    def _ended_well(self, series: DecisionSeries, times: RequestTimes, *, gaps: list[float], e2e: float) -> None:
+        decode = times.tokens[-1] - times.tokens[0] if times.tokens else 0.0
+        series.observe(names.E2E, e2e)
+        series.observe(names.DECODE_TIME, decode)
+        if gaps:
+            series.observe(names.TPOT, decode / len(gaps))
+        vllm = self._histograms
+        vllm[names.VLLM_E2E.name].observe(e2e)
+        vllm[names.VLLM_DECODE.name].observe(decode)
+        vllm[names.VLLM_TPOT.name].observe(decode / len(gaps) if gaps else 0.0)
+        if times.started is not None and times.tokens:
+            prefill = times.tokens[0] - times.started
+            queued = times.arrival if times.queued is None else times.queued
+            series.observe(names.PREFILL_TIME, prefill)
+            vllm[names.VLLM_PREFILL.name].observe(prefill)
+            vllm[names.VLLM_INFERENCE.name].observe(prefill + decode)
+            vllm[names.VLLM_QUEUE.name].observe(times.started - queued)
+        vllm[names.VLLM_REQUEST_PROMPT.name].observe(times.prompt_tokens)
+        vllm[names.VLLM_REQUEST_GENERATION.name].observe(len(times.tokens))
+        vllm[names.VLLM_REQUEST_COMPUTED.name].observe(times.prompt_tokens - times.cached_tokens)
+        vllm[names.VLLM_REQUEST_PREEMPTIONS.name].observe(times.preemptions)
+        if times.max_tokens is not None:
+            vllm[names.VLLM_PARAMS_MAX_TOKENS.name].observe(times.max_tokens)
+        if times.siblings.end(len(times.tokens)):
+            vllm[names.VLLM_PARAMS_N.name].observe(times.siblings.n)
+            vllm[names.VLLM_MAX_GENERATION.name].observe(times.siblings.longest)
+
+    def _judge(
+        self, series: DecisionSeries, reason: FinishReason, *, ttft: float | None, gaps: list[float], e2e: float
+    ) -> None:
         if self._slo is None:
             return
+        known = ttft
         if reason is FinishReason.ABORT:
             # Nobody knows how it would have ended; but what was broken before the client left stays broken.
-            if self._slo.judge(e2e if ttft is None else ttft, gaps, e2e):
+            known = e2e if ttft is None else ttft
+            if self._slo.judge(known, gaps, e2e):
                 return
-            good = False
+        slo = self._slo_id
+        series.add(names.SLO_TOTAL, 1, slo)
+        if reason is not FinishReason.ERROR and self._slo.judge(known, gaps, e2e):
+            series.add(names.SLO_GOOD, 1, slo)
+            return
+        for target, single in self._targets.items():
+            if reason is FinishReason.ERROR or not single.judge(known, gaps, e2e):
+                series.add(names.SLO_MISSES, 1, slo, target)
+
+    # Tokens by what became of them
+
+    def _account(self, series: DecisionSeries, plan: StepPlan) -> None:
+        live, recomputed, fresh = self._live, 0, 0
+        for seq in plan.seqs:
+            times = live.get(seq.request_id)
+            if times is not None:
+                again = times.computed(seq)
+                recomputed += again
+                fresh += len(seq.token_ids) - again
+        for request_id in plan.preempted:
+            if request_id in live:
+                live[request_id].preemptions += 1
+        self._values[names.UNDECIDED_TOKENS.name].value += fresh
+        if recomputed:
+            series.add(names.TOKENS, recomputed, "recomputed")
+
+    def _decide(self, series: DecisionSeries, times: RequestTimes, *, useful: bool) -> None:
+        series.add(names.TOKENS, times.fresh, "useful" if useful else "discarded")
+        self._values[names.UNDECIDED_TOKENS.name].value -= times.fresh
+
+    # Series
+
+    def _before_scrape(self) -> None:
+        busy = self._current.value(names.BUSY_SECONDS)
+        # A long step is not left out until it ends. A little late it would fall back by what the clocks differ: never.
+        busy.value = max(busy.value, self._busy + self._step_age())
+        self._steps.publish()
+
+    def _add_busy(self, series: DecisionSeries, seconds: float) -> None:
+        busy = series.value(names.BUSY_SECONDS)
+        if series is self._current:
+            self._busy += seconds
+            busy.value = max(busy.value, self._busy)
         else:
-            good = reason is not FinishReason.ERROR and self._slo.judge(ttft, gaps, e2e)
-        self._of(names.SLO_TOTAL, label).inc()
-        if good:
-            self._of(names.SLO_GOOD, label).inc()
+            busy.value += seconds
 
-    def _pair(self, own: Metric, vllm: Metric, label: str, value: float) -> None:
-        self._of(own, label).observe(value)
-        self._plain(vllm).observe(value)
+    def _grow(self, own: Metric, vllm: Metric, amount: int) -> None:
+        if amount > 0:
+            self._current.add(own, amount)
+            self._values[vllm.name].value += amount
 
-    def _of(self, metric: Metric, generation: str, *more: str) -> Any:
-        """The child of a metric with decision labels."""
-        labels = (self._model, generation, self._revision, *more)
-        self._children[generation][metric.name, labels] = None
-        return self._metrics[metric.name].labels(*labels)
+    def _of(self, generation: str) -> DecisionSeries:
+        """The series of a generation, or of those that lived under several."""
+        found = self._series.get(generation)
+        if found is None:
+            revision = MIXED if generation == MIXED else self._revision
+            found = DecisionSeries(self._table, (self._model, generation, revision), self._slo)
+            self._series[generation] = found
+        return found
 
-    def _plain(self, metric: Metric) -> Any:
-        """The child of a metric that is labelled by model alone."""
-        return self._metrics[metric.name].labels(self._model)
+    def _drop_generations(self, unwanted: Callable[[str], bool]) -> None:
+        gone = [generation for generation in self._series if unwanted(generation)]
+        for generation in gone:
+            del self._series[generation]
+        if gone:
+            for metric in decision_series.METRICS:
+                self._table.drop(metric, lambda labels: labels[1] in gone)
+
+    def _bear(self, metric: Metric) -> None:
+        """The series of a metric whose labels are all known at start."""
+        base: tuple[str, ...]
+        if metric.labels[:2] == names.VLLM_LABELS:
+            base = (self._model, ENGINE)
+        elif metric.labels[:1] == names.STATE_LABELS and "config_generation" not in metric.labels:
+            base = (self._model,)
+        else:
+            return
+        if metric.kind is MetricKind.HISTOGRAM:
+            self._histograms[metric.name] = self._table.histogram(metric, *base, bounds=self._bounds(metric))
+        elif len(metric.labels) == len(base):
+            self._values[metric.name] = self._table.value(metric, *base)
+        else:
+            for value in metric.values:
+                self._children[metric.name, value] = self._table.value(metric, *base, value)
+
+    def _bounds(self, metric: Metric) -> tuple[float, ...]:
+        found = decision_series.bounds(metric, self._slo)
+        if not metric.up_to_model_len:
+            return found
+        return tuple(bound for bound in found if bound <= self._max_model_len) or found[:1]
+
+
+def _single_targets(slo: SloSet) -> dict[str, SloSet]:
+    """For each target that is set, a set of it alone."""
+    return {
+        target: SloSet.from_dict({f"{target}_seconds": seconds, "itl_percentile": slo.itl_percentile})
+        for target in TARGETS
+        if (seconds := slo.threshold(target)) is not None
+    }
 
 
 def _text(value: object) -> str:
     """A knob's value as JSON spells it; empty for none."""
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+__all__ = ["MIXED", "EngineMetrics", "RequestTimes"]

@@ -1,63 +1,53 @@
-"""`/v1/completions`, `/v1/chat/completions`, `/v1/models`: OpenAI's API over the engine loop."""
+"""The routes of OpenAI's API, and of vLLM's for tokens, over the engine loop."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import itertools
-import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response
+from pydantic import BaseModel
 
-from headrace_core.events import FinishReason
-from headrace_core.events import Request as EngineRequest
-from headrace_engine.detokenize import TextStream
+from headrace_engine import streaming
+from headrace_engine.backend import Backend
+from headrace_engine.calls import CLIENT_CLOSED
 from headrace_engine.engine import Engine
-from headrace_engine.http_errors import ApiError, failed
-from headrace_engine.loop import Submission
+from headrace_engine.http_errors import ApiError
+from headrace_engine.openai_fields import Strict
 from headrace_engine.openai_schema import ChatBody, CompletionBody, GenerationBody, parse
-from headrace_engine.outputs import Delta, Done, Event, PromptScored
-from headrace_engine.prompts import Prompts
-from headrace_engine.sampling import SamplingParams
+from headrace_engine.openai_tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from headrace_engine.prompts import Prompt
 from headrace_engine.state import ServerState
+from headrace_engine.streaming import Channel, OwningStream, Run
+from headrace_engine.submissions import Ask, shape_of, submissions_of
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-MAX_BODY_BYTES = 64 << 20
-CLIENT_CLOSED = 499  # nobody reads it; for the access log
-T = TypeVar("T")
+T = TypeVar("T", bound=Strict)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One HTTP call: a generation for each prompt. `events` are in the order of the prompts."""
+class Route(NamedTuple):
+    """A route as the description of the API shows it."""
 
-    id: str
-    created: int
-    model: str
-    body: GenerationBody
-    is_chat: bool
-    submissions: tuple[Submission, ...]
+    method: str
+    path: str
+    body: type[BaseModel] | None
+    response: str
 
-    @property
-    def request_ids(self) -> list[str]:
-        """The engine's requests."""
-        return [item.request.request_id for item in self.submissions]
 
-    def usage(self, output_tokens: int) -> dict[str, int]:
-        """OpenAI's usage block."""
-        prompt = sum(len(item.request.prompt_token_ids) for item in self.submissions)
-        return {"prompt_tokens": prompt, "completion_tokens": output_tokens, "total_tokens": prompt + output_tokens}
-
-    def head(self, *, chunk: bool) -> dict[str, Any]:
-        """What every body and chunk begins with."""
-        kind = "chat.completion" + (".chunk" if chunk else "") if self.is_chat else "text_completion"
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+ROUTES = (
+    Route("POST", "/v1/completions", CompletionBody, "The completions; a stream of them with `stream: true`."),
+    Route("POST", "/v1/chat/completions", ChatBody, "The assistant's message; a stream of it with `stream: true`."),
+    Route("GET", "/v1/models", None, "The one model."),
+    Route("GET", "/v1/models/{name}", None, "The one model, by name."),
+    Route("POST", "/tokenize", TokenizeBody, "Token ids, their number, and the server's `max_model_len`."),
+    Route("POST", "/detokenize", DetokenizeBody, "The text as `prompt`."),
+)
 
 
 class OpenAiApi:
@@ -65,38 +55,28 @@ class OpenAiApi:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._prompts: Prompts | None = None
+        self._backend: Backend | None = None
         self._ordinal = itertools.count()
+        handlers: dict[str, Callable[..., Any]] = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat,
+            "/v1/models": self.models,
+            "/v1/models/{name}": self.one_model,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
         self.router = APIRouter()
-        self.router.add_api_route("/v1/completions", self.completions, methods=["POST"], response_model=None)
-        self.router.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_model=None)
-        self.router.add_api_route("/v1/models", self.models, methods=["GET"])
-        self.router.add_api_route("/v1/models/{name:path}", self.one_model, methods=["GET"])
+        for route in ROUTES:
+            path = route.path.replace("{name}", "{name:path}")  # names of models have slashes
+            self.router.add_api_route(path, handlers[route.path], methods=[route.method], response_model=None)
 
     async def completions(self, request: Request) -> Response:
         """Complete one prompt or several."""
-        arrival = time.monotonic()
-        engine = self._state.accepting()
-        body = parse(await _read(request), CompletionBody)
-        self._check_model(body)
-        prompts = self._tokenizing(engine)
-        ids = await prompts.of_completion(body)
-        budgets = [
-            prompts.budget(one, body.max_tokens, default=DEFAULT_COMPLETION_TOKENS, param="prompt") for one in ids
-        ]
-        return await self._answer(request, engine, body, list(zip(ids, budgets, strict=True)), arrival)
+        return await self._generate(request, CompletionBody)
 
     async def chat(self, request: Request) -> Response:
         """Continue a conversation."""
-        arrival = time.monotonic()
-        engine = self._state.accepting()
-        body = parse(await _read(request), ChatBody)
-        self._check_model(body)
-        prompts = self._tokenizing(engine)
-        ids = await prompts.of_chat(body)
-        wanted = body.max_completion_tokens or body.max_tokens
-        budget = prompts.budget(ids, wanted, default=None, param="messages")
-        return await self._answer(request, engine, body, [(ids, budget)], arrival)
+        return await self._generate(request, ChatBody)
 
     async def models(self) -> dict[str, Any]:
         """The one model."""
@@ -108,6 +88,70 @@ class OpenAiApi:
             raise self._unknown_model(name)
         return self._model_card()
 
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        backend = self._backend_of(self._state.loaded())
+        body = await self._read(request, backend, TokenizeBody)
+        self._check_model(body.model)
+        return await _json(backend, await tokenize(body, backend.prompts))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids."""
+        backend = self._backend_of(self._state.loaded())
+        body = await self._read(request, backend, DetokenizeBody)
+        self._check_model(body.model)
+        return await _json(backend, await detokenize(body, backend.prompts))
+
+    async def _generate(self, request: Request, kind: type[GenerationBody]) -> Response:
+        arrival = time.monotonic()
+        engine = self._state.accepting()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._state.in_flight())
+            backend = self._backend_of(engine)
+            body = await self._read(request, backend, kind)
+            self._check_model(body.model)
+            ask = await self._ask(backend, body, arrival)
+            shape, channel = shape_of(ask, backend.texts), Channel()
+            submissions = submissions_of(ask, engine, channel, hides_special=backend.hides_special(body))
+            stack.callback(engine.loop.abort, [item.request.request_id for item in submissions])
+            await engine.loop.submit(submissions)
+            run = Run(shape, channel, backend.lanes)
+            if not body.stream:
+                whole = await streaming.unless_gone(request, streaming.collect(run))
+                return Response(status_code=CLIENT_CLOSED) if whole is None else _body(whole)
+            # From here on the stream owns both: it ends them however it ends.
+            return OwningStream(streaming.stream(run), stack.pop_all())
+
+    async def _ask(self, backend: Backend, body: GenerationBody, arrival: float) -> Ask:
+        backend.check(body)
+        prompts: list[Prompt]
+        if isinstance(body, ChatBody):
+            prompts, param = [await backend.prompts.of_chat(body)], "messages"
+            wanted, limit, default = *body.wanted_tokens, None
+        else:
+            assert isinstance(body, CompletionBody)  # noqa: S101  (there are two)
+            prompts, param = await backend.prompts.of_completion(body), "prompt"
+            wanted, limit, default = body.max_tokens, "max_tokens", DEFAULT_COMPLETION_TOKENS
+        budget = functools.partial(backend.prompts.budget, wanted=wanted, default=default, param=param, limit=limit)
+        budgets = tuple(budget(prompt.ids) for prompt in prompts)
+        # A request without a seed gets one of its own, so that two equal requests differ, as people expect.
+        own = f"{backend.engine.config.seed}-{next(self._ordinal)}"
+        return Ask(
+            call_id=("chatcmpl-" if isinstance(body, ChatBody) else "cmpl-") + uuid.uuid4().hex,
+            model=self._state.served_name, body=body, prompts=tuple(prompts), budgets=budgets, arrival=arrival,
+            seed=own if body.seed is None else f"request-{body.seed}", grammar=await backend.grammar(body),
+            new_parser=backend.tool_parser(body),
+        )  # fmt: skip
+
+    async def _read(self, request: Request, backend: Backend, kind: type[T]) -> T:
+        raw = await request.body()
+        return await backend.lanes.unless_small(lambda: parse(raw, kind), size=len(raw))
+
+    def _backend_of(self, engine: Engine) -> Backend:
+        if self._backend is None or self._backend.engine is not engine:
+            self._backend = Backend(engine, tool_call_parser=self._state.tool_call_parser)
+        return self._backend
+
     def _model_card(self) -> dict[str, Any]:
         engine = self._state.loaded()
         return {
@@ -118,15 +162,9 @@ class OpenAiApi:
             "max_model_len": engine.max_model_len,
         }
 
-    def _tokenizing(self, engine: Engine) -> Prompts:
-        if self._prompts is None:
-            model = engine.model
-            self._prompts = Prompts(model.tokenizer, vocab_size=model.vocab_size, max_model_len=engine.max_model_len)
-        return self._prompts
-
-    def _check_model(self, body: GenerationBody) -> None:
-        if body.model is not None and body.model != self._state.served_name:
-            raise self._unknown_model(body.model)
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._state.served_name:
+            raise self._unknown_model(name)
 
     def _unknown_model(self, name: str) -> ApiError:
         return ApiError(
@@ -134,174 +172,11 @@ class OpenAiApi:
             param="model", code="model_not_found",
         )  # fmt: skip
 
-    async def _answer(
-        self, request: Request, engine: Engine, body: GenerationBody, prompts: Sequence[tuple[tuple[int, ...], int]],
-        arrival: float,
-    ) -> Response:  # fmt: skip
-        call = self._call(engine, body, prompts, arrival)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._state.in_flight())
-            stack.callback(engine.loop.abort, call.request_ids)
-            await engine.loop.submit(call.submissions)
-            if not body.stream:
-                whole = await _unless_gone(request, _collect(call))
-                return Response(status_code=CLIENT_CLOSED) if whole is None else JSONResponse(whole)
-            # From here on the stream owns both: it ends them however it ends.
-            return _OwningStream(_stream(call), stack.pop_all())
 
-    def _call(
-        self, engine: Engine, body: GenerationBody, prompts: Sequence[tuple[tuple[int, ...], int]], arrival: float
-    ) -> Call:
-        is_chat = isinstance(body, ChatBody)
-        call_id = ("chatcmpl-" if is_chat else "cmpl-") + uuid.uuid4().hex
-        stop_ids = frozenset[int]() if body.ignore_eos else engine.model.eos_token_ids
-        submissions = [
-            Submission(
-                request=EngineRequest(
-                    request_id=f"{call_id}-{index}", prompt_token_ids=ids, max_tokens=budget, arrival=arrival,
-                    stop_token_ids=stop_ids, priority=body.priority,
-                ),
-                params=self._sampling(engine, body, prompt_len=len(ids), index=index),
-                text=TextStream(engine.model.tokenizer, ids, stops=body.stops, incremental=bool(body.stream)),
-                events=asyncio.Queue(),
-            )
-            for index, (ids, budget) in enumerate(prompts)
-        ]  # fmt: skip
-        created = int(time.time())  # noqa: TID251  (OpenAI's `created` is unix time)
-        return Call(call_id, created, self._state.served_name, body, is_chat, tuple(submissions))
-
-    def _sampling(self, engine: Engine, body: GenerationBody, *, prompt_len: int, index: int) -> SamplingParams:
-        # A request without a seed gets one of its own, so that two equal requests differ, as people expect.
-        seed = f"{engine.config.seed}-{next(self._ordinal)}" if body.seed is None else f"request-{body.seed}"
-        return SamplingParams(
-            prompt_len=prompt_len,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(0, body.top_k or 0),
-            seed=f"{seed}-{index}",
-        )
+async def _json(backend: Backend, values: dict[str, Any]) -> Response:
+    size = 8 * int(values.get("count", 0))
+    return _body(await backend.lanes.unless_small(lambda: streaming.to_bytes(values), size=size))
 
 
-class _OwningStream(StreamingResponse):
-    """Server-sent events that own resources: closed when the stream ends, by itself or because the client left."""
-
-    def __init__(self, content: AsyncIterator[bytes], resources: contextlib.ExitStack) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._resources = resources
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with self._resources:
-            await super().__call__(scope, receive, send)
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body.extend(piece)
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body exceeds {MAX_BODY_BYTES} bytes: send a shorter prompt")
-    return bytes(body)
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None as soon as the client disconnects."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-@dataclass(slots=True)
-class _Whole:
-    pieces: list[str] = field(default_factory=list)
-    done: Done | None = None
-
-
-async def _collect(call: Call) -> dict[str, Any]:
-    """The body of a call that does not stream. Raises `ApiError` 500 if a forward failed."""
-    choices, tokens = [], 0
-    for index, submission in enumerate(call.submissions):
-        whole = _Whole()
-        while whole.done is None:
-            event = await submission.events.get()
-            if isinstance(event, PromptScored):
-                continue
-            whole.pieces.append(event.text)
-            whole.done = event if isinstance(event, Done) else None
-        if whole.done.reason is FinishReason.ERROR:
-            raise failed(whole.done.problem or "the request failed")
-        tokens += whole.done.num_output_tokens
-        choices.append(_choice(call, index, "".join(whole.pieces), whole.done))
-    return call.head(chunk=False) | {"choices": choices, "usage": call.usage(tokens)}
-
-
-def _choice(call: Call, index: int, text: str, done: Done) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": str(done.reason)}
-    return choice | ({"message": {"role": "assistant", "content": text}} if call.is_chat else {"text": text})
-
-
-async def _stream(call: Call) -> AsyncIterator[bytes]:
-    """One event for each token, then the usage if asked for, then `[DONE]`."""
-    tokens, seen = 0, set[int]()
-    no_usage = {"usage": None} if call.body.wants_usage else {}
-    async with contextlib.aclosing(_merged(call)) as events:
-        async for index, event in events:
-            if isinstance(event, PromptScored):
-                continue
-            if isinstance(event, Done):
-                tokens += event.num_output_tokens
-                if event.reason is FinishReason.ERROR:
-                    yield _sse(failed(event.problem or "the request failed").body)
-                    break
-            choice = _delta(call, index, event, first=index not in seen)
-            seen.add(index)
-            yield _sse(call.head(chunk=True) | {"choices": [choice]} | no_usage)
-        else:
-            if call.body.wants_usage:
-                yield _sse(call.head(chunk=True) | {"choices": [], "usage": call.usage(tokens)})
-    yield b"data: [DONE]\n\n"
-
-
-def _delta(call: Call, index: int, event: Delta | Done, *, first: bool) -> dict[str, Any]:
-    reason = str(event.reason) if isinstance(event, Done) else None
-    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
-    if not call.is_chat:
-        return choice | {"text": event.text}
-    return choice | {"delta": ({"role": "assistant"} if first else {}) | {"content": event.text}}
-
-
-async def _merged(call: Call) -> AsyncGenerator[tuple[int, Event], None]:
-    """Events of all generations of a call as they come."""
-    if len(call.submissions) == 1:
-        events = call.submissions[0].events
-        while True:
-            event = await events.get()
-            yield 0, event
-            if isinstance(event, Done):
-                return
-    waiting = {asyncio.ensure_future(item.events.get()): at for at, item in enumerate(call.submissions)}
-    try:
-        while waiting:
-            ready, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(ready, key=lambda task: waiting[task]):
-                at, event = waiting.pop(task), task.result()
-                yield at, event
-                if not isinstance(event, Done):
-                    waiting[asyncio.ensure_future(call.submissions[at].events.get())] = at
-    finally:
-        for task in waiting:
-            task.cancel()
-
-
-def _sse(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def _body(raw: bytes) -> Response:
+    return Response(raw, media_type="application/json")

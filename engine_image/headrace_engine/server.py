@@ -3,84 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import logging
+import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import NoReturn
 
 import torch
-import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from headrace_engine import device as devices
-from headrace_engine import http_errors
+from headrace_engine import http_errors, tracing
+from headrace_engine.access_log import CallLog
 from headrace_engine.admin import admin_router
+from headrace_engine.auth import ApiKeys, KeyGuard
+from headrace_engine.daemon import in_daemon
 from headrace_engine.engine import Engine, assemble, load
-from headrace_engine.errors import EngineError, SettingsError
+from headrace_engine.errors import EngineError
 from headrace_engine.health import health_router
+from headrace_engine.http_server import bind, http_server
+from headrace_engine.limits import MAX_BODY_BYTES, STALL_SECONDS, BodyLimit
 from headrace_engine.openai_api import OpenAiApi
+from headrace_engine.openapi import openapi_router
 from headrace_engine.settings import Settings
 from headrace_engine.state import ServerState
 
 log = logging.getLogger(__name__)
-KEEP_ALIVE_SECONDS = 75  # longer than a client's pool keeps an idle connection, else it meets a closed one
-BACKLOG = 2048
+CUT_SECONDS = 1.0  # for the error events of streams that are cut
+STOP_SECONDS = 10.0  # for the step that runs at the end
+CUT = "the server is shutting down and this request took longer than the time that was left: send it again"
 
 
-def serving_app(state: ServerState) -> FastAPI:
-    """Routes of the serving port."""
+def serving_app(
+    state: ServerState, *, keys: ApiKeys | None = None, traces: tracing.Tracing | None = None,
+    max_bytes: int = MAX_BODY_BYTES, stall_seconds: float = STALL_SECONDS,
+) -> ASGIApp:  # fmt: skip
+    """Routes of the serving port: call log > limits > API key > routes."""
     app = FastAPI(title="Headrace engine", openapi_url=None)
     http_errors.install(app)
     app.include_router(health_router(state))
+    app.include_router(openapi_router(guarded=keys is not None))
     app.include_router(OpenAiApi(state).router)
-    return app
+    guarded: ASGIApp = app if keys is None else KeyGuard(app, keys=keys)
+    limited = BodyLimit(guarded, max_bytes=max_bytes, stall_seconds=stall_seconds)
+    return CallLog(limited, state=state, tracing=traces)
 
 
-def admin_app(state: ServerState, settings: Settings) -> FastAPI:
+def admin_app(state: ServerState, *, token: str | None, loopback: bool) -> ASGIApp:
     """Routes of the admin port."""
     app = FastAPI(title="Headrace engine admin", openapi_url=None)
     http_errors.install(app)
-    app.include_router(admin_router(state, token=settings.admin_token, loopback=settings.on_loopback, slo=settings.slo))
-    return app
-
-
-def bind(host: str, port: int, flag: str) -> socket.socket:
-    """A bound socket. Raises `SettingsError` that names the flag."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OverflowError as error:
-        sock.close()
-        raise SettingsError(f"{flag} {port}: a port is 0 to 65535") from error
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise SettingsError(
-                f"port {port} on {host} is taken: stop what listens there, or choose another with {flag}"
-            ) from error
-        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}; check --host and {flag}") from error
-    sock.set_inheritable(False)
-    return sock
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without its signal handling: a drain is ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _http_server(app: FastAPI) -> _Server:
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=1, backlog=BACKLOG, server_header=False, ws="none",
-    )  # fmt: skip
-    return _Server(config)
+    app.include_router(admin_router(state, token=token, loopback=loopback))
+    return CallLog(BodyLimit(app), state=state)
 
 
 class Process:
@@ -89,14 +65,26 @@ class Process:
     def __init__(self, settings: Settings, *, on_ready: Callable[[Engine, ServerState], None]) -> None:
         self._settings = settings
         self._on_ready = on_ready
-        self._state = ServerState(settings.served_name)
+        self._state = ServerState(
+            settings.served_name, keep_content=settings.log_prompts, tool_call_parser=settings.tool_call_parser
+        )
+        self._traces = tracing.start(os.environ, model=settings.served_name, port=settings.port)
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
+        self._threads_run = False  # and cannot be ended
+        self._ending = False  # nobody is served any more
 
     async def run(self, sockets: tuple[socket.socket, socket.socket]) -> None:
-        """Serve until SIGTERM or SIGINT. Raises `EngineError` if the model cannot be loaded."""
-        apps = (serving_app(self._state), admin_app(self._state, self._settings))
-        servers = [_http_server(app) for app in apps]
+        """Serve until SIGTERM or SIGINT. Raises `EngineError` if the model cannot be loaded.
+
+        Where a thread hangs in native code, the process ends here instead of waiting for it.
+        """
+        settings, state = self._settings, self._state
+        apps = (
+            serving_app(state, keys=settings.api_keys, traces=self._traces),
+            admin_app(state, token=settings.admin_token, loopback=settings.on_loopback),
+        )
+        servers = [http_server(app) for app in apps]
         tasks = [
             asyncio.create_task(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
         ]
@@ -108,18 +96,25 @@ class Process:
             for server in servers:
                 server.should_exit = True
             await asyncio.gather(*tasks)
-            if self._state.engine is not None:
-                await self._state.engine.loop.stop()
+            await self._end()
+        if self._threads_run:
+            _exit()
 
     def _signalled(self) -> None:
+        if self._ending:
+            _exit()
         (self._kill if self._stop.is_set() else self._stop).set()
         self._state.drain()
 
     async def _load_and_serve(self) -> None:
-        loading = asyncio.create_task(asyncio.to_thread(load_engine, self._settings))
+        loading = asyncio.create_task(in_daemon(lambda: load_engine(self._settings), name="headrace-load"))
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
-        # A load cannot be interrupted; a signal meanwhile ends the process right after it.
+        if not loading.done():
+            log.info("ending while the model loads")
+            self._threads_run = True
+            loading.cancel()
+            return
         engine = await loading
         engine.loop.start()
         self._state.ready(engine)
@@ -129,13 +124,36 @@ class Process:
         await self._drain()
 
     async def _drain(self) -> None:
+        """Let the calls in flight end; cut those that take too long, or all at a second signal."""
         seconds = self._settings.drain_timeout
         log.info("draining: running requests have %g s", seconds)
         drained, kill = asyncio.create_task(self._state.drained()), asyncio.create_task(self._kill.wait())
         await asyncio.wait((drained, kill), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        log.info("drained" if drained.done() else "ending with requests still running")
+        if drained.done():
+            log.info("drained")
+        else:
+            log.warning("ending with requests still running", extra={"generations": self._state.calls.cut(CUT)})
+            await asyncio.wait((drained,), timeout=CUT_SECONDS)
         for task in (drained, kill):
             task.cancel()
+
+    async def _end(self) -> None:
+        self._ending = True
+        self._threads_run = self._threads_run or self._kill.is_set()  # then nothing more is waited for
+        if self._traces is not None and not self._kill.is_set():
+            await self._traces.close()
+        if not self._threads_run and self._state.engine is not None:
+            try:
+                await asyncio.wait_for(self._state.engine.loop.stop(), STOP_SECONDS)
+            except TimeoutError:
+                log.error("the step thread does not end; the process ends without it")
+                self._threads_run = True
+
+
+def _exit() -> NoReturn:
+    """End the process although threads run: in native code nothing else can stop them."""
+    logging.shutdown()
+    os._exit(0)
 
 
 def load_engine(settings: Settings) -> Engine:
@@ -144,8 +162,9 @@ def load_engine(settings: Settings) -> Engine:
     device = devices.pick_device(settings.device)
     loaded, layers = load(settings.model, settings.config, device=device)
     return assemble(
-        loaded, layers, settings.config, served_name=settings.served_name, revision=settings.revision, slo=settings.slo
-    )
+        loaded, layers, settings.config, served_name=settings.served_name, revision=settings.revision, slo=settings.slo,
+        record=settings.record,
+    )  # fmt: skip
 
 
 def serve(settings: Settings, *, on_ready: Callable[[Engine, ServerState], None]) -> None:
@@ -166,4 +185,4 @@ async def _run(
     await Process(settings, on_ready=on_ready).run(sockets)
 
 
-__all__ = ["EngineError", "Process", "admin_app", "bind", "load_engine", "serve", "serving_app"]
+__all__ = ["EngineError", "Process", "admin_app", "load_engine", "serve", "serving_app"]

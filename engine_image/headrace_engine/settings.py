@@ -8,13 +8,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace_core.config import ConfigError, EngineConfig, KnobValue, resolve
 from headrace_core.slo import SloSet
 from headrace_engine.errors import SettingsError
 
+if TYPE_CHECKING:
+    from headrace_engine.auth import ApiKeys
+
 TOKEN_VARIABLE = "HEADRACE_ADMIN_TOKEN"  # noqa: S105  (a name, not a secret)
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "none")
 FILE_KEYS = frozenset({"revision", "config", "ceilings", "slo"})
 
 
@@ -45,6 +49,11 @@ class Settings:
     drain_timeout: float
     threads: int
     json_logs: bool
+    api_keys: ApiKeys | None = None
+    access_log: bool = True
+    log_prompts: bool = False
+    tool_call_parser: str = "auto"
+    record: Path | None = None
 
     @property
     def on_loopback(self) -> bool:
@@ -109,6 +118,13 @@ def engine_config(
 
 def _named(error: ConfigError) -> SettingsError:
     return SettingsError("; ".join(f"--{item.knob.replace('_', '-')}: {item.message}" for item in error.problems))
+
+
+def tool_call_parser_named(name: str) -> str:
+    """`name`, if there is such a parser. Raises `SettingsError`."""
+    if name not in TOOL_CALL_PARSERS:
+        raise SettingsError(f"--tool-call-parser {name}: must be {', '.join(TOOL_CALL_PARSERS)}")
+    return name
 
 
 def admin_token(path: Path | None) -> str | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from enum import StrEnum
 
+from headrace_engine.calls import Calls, Clock, current_call
 from headrace_engine.engine import Engine
+from headrace_engine.heartbeat import Heartbeat
 from headrace_engine.http_errors import unavailable
 
 LOADING_RETRY, DRAIN_RETRY = 5, 2  # seconds
-STALL_SECONDS = 300.0  # a step that runs longer hangs: no prefill of a whole prompt takes that long
 
 
 class Phase(StrEnum):
@@ -25,18 +27,25 @@ class Phase(StrEnum):
 class ServerState:
     """Used by the event loop only."""
 
-    def __init__(self, served_name: str, *, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(
+        self, served_name: str, *, keep_content: bool = False, tool_call_parser: str = "auto",
+        clock: Clock = time.monotonic,
+    ) -> None:  # fmt: skip
         self.served_name = served_name
+        self.tool_call_parser = tool_call_parser  # `headrace_engine.tools.ToolFormat`, or auto
         self.phase = Phase.LOADING
         self.engine: Engine | None = None
-        self._stall_seconds = stall_seconds
-        self._calls = 0
+        self.calls = Calls(keep_content=keep_content)
+        self._clock = clock
+        self._heartbeat: Heartbeat | None = None
+        self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     def ready(self, engine: Engine) -> None:
         """The engine is loaded and its loop runs."""
         self.engine = engine
+        self._heartbeat = Heartbeat(engine, clock=self._clock)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 
@@ -58,14 +67,23 @@ class ServerState:
 
     @contextlib.contextmanager
     def in_flight(self) -> Iterator[None]:
-        """A call that a drain waits for."""
-        self._calls += 1
+        """Work that a drain waits for. Within an HTTP call nothing is added: that is counted from its body's end on."""
+        if current_call() is not None:
+            yield
+            return
+        with self.counted():
+            yield
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """A drain waits for this."""
+        self._in_flight += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._calls -= 1
-            if not self._calls:
+            self._in_flight -= 1
+            if not self._in_flight:
                 self._idle.set()
 
     async def drained(self) -> None:
@@ -74,12 +92,7 @@ class ServerState:
 
     def not_live(self) -> str | None:
         """Why the process needs a restart, or None."""
-        if self.engine is None:
-            return None
-        if not self.engine.loop.alive:
-            return "the step thread has ended"
-        age = self.engine.loop.step_age()
-        return f"a step has been running for {age:.0f} s" if age > self._stall_seconds else None
+        return None if self._heartbeat is None else self._heartbeat.problem(busy=bool(self._in_flight))
 
     def not_ready(self) -> str | None:
         """Why no call should come here, or None."""

@@ -1,51 +1,21 @@
-"""Tables for people: load as it runs and ended, trials as they end, the verdict."""
+"""Lines for people: trials as they end, the verdict."""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.panel import Panel
-from rich.table import Table
 
 from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, TrialState, Verdict, VerificationRecord
 from headrace_core.config import KNOB_BY_NAME
-from headrace_tuner.summary import Summary
+from headrace_tuner.summary import duration
 
-NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 COLOURS = {
     TrialState.COMPLETE: "green",
     TrialState.INFEASIBLE: "yellow",
     TrialState.FAILED: "red",
     TrialState.VOID: "dim",
 }
-
-
-def load_table(summary: Summary, *, title: str) -> RenderableType:
-    """What a run of load showed."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in ("", "count", "p50", "p95", "p99", "max"):
-        table.add_column(name, justify="left" if not name else "right")
-    rows = {NAMES[name]: found for name, found in summary.latency_seconds.items()}
-    if summary.send_lag_seconds:
-        rows["send lag"] = summary.send_lag_seconds
-    for name, found in rows.items():
-        values = (found.p50, found.p95, found.p99, found.max)
-        table.add_row(name, str(found.count), *(duration(value) for value in values))
-    return Group(table, _counts(summary))
-
-
-def _counts(summary: Summary) -> str:
-    errors = ", ".join(f"{count} {kind}" for kind, count in summary.errors.items())
-    text = (
-        f"{summary.completed} of {summary.requests} requests in {summary.seconds:.1f} s: "
-        f"{summary.requests_per_second:.2f} requests/s, {summary.output_tokens_per_second:.1f} output tokens/s"
-    )
-    return text + (f"\n[red]errors: {errors}[/]; the first: {escape(summary.first_error)}" if errors else "; no errors")
-
-
-def duration(seconds: float) -> str:
-    """Three significant digits: `12.3 ms`, `1.20 s`."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def trial_line(record: TrialRecord | VerificationRecord) -> str:

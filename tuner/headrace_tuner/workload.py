@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 SPREAD = 0.25  # lengths are uniform within this share of their mean, so that a mean of 768 never exceeds 960
 
@@ -25,12 +26,19 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
-    """One request: `at` seconds after the start, prompt and output in tokens."""
+    """One request: `at` seconds after the start, prompt and output in tokens.
+
+    The first `prefix_tokens` of the prompt are those of every request with the same `prefix_group`. `content` is a
+    prompt or a list of messages to send as it stands; without it, a prompt of the length is made up.
+    """
 
     at: float
     prompt_tokens: int
     output_tokens: int
     kind: RequestKind
+    prefix_tokens: int = 0
+    prefix_group: int = 0
+    content: str | tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +87,7 @@ def endless_load(workload: Workload, seed: int) -> Iterator[PlannedRequest]:
     window = 0
     while True:
         for request in plan_load(workload, derive_seed(seed, window)):
-            yield PlannedRequest(
-                at=request.at + window * workload.duration,
-                prompt_tokens=request.prompt_tokens,
-                output_tokens=request.output_tokens,
-                kind=request.kind,
-            )
+            yield replace(request, at=request.at + window * workload.duration)
         window += 1
 
 

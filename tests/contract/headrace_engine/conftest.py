@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import copy
+import json
 import socket
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,9 @@ from tokenizers.models import BPE
 
 from headrace_core.config import resolve
 from headrace_core.slo import SloSet
-from headrace_engine import http_errors
-from headrace_engine.admin import admin_router
 from headrace_engine.engine import Engine, assemble, load
-from headrace_engine.server import _http_server, bind, serving_app
+from headrace_engine.http_server import bind, http_server
+from headrace_engine.server import admin_app, serving_app
 from headrace_engine.state import ServerState
 
 TOKEN = "s3cret"
@@ -70,6 +72,26 @@ class Served:
             "/v1/completions", json={"prompt": "hello", "max_tokens": 4, "temperature": 0} | body
         )
 
+    async def chat(self, **body: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "hi"}]
+        return await self.http.post(
+            "/v1/chat/completions", json={"messages": messages, "max_tokens": 4, "temperature": 0} | body
+        )
+
+    async def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream, which must end with [DONE]."""
+        answer = await self.http.post(path, json=body | {"stream": True})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *lines, last, nothing = answer.text.split("\n\n")
+        assert (last, nothing) == ("data: [DONE]", "")
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    async def text_of(self, **body: Any) -> str:
+        """A prompt as the engine got it: tokens and back."""
+        tokens = (await self.http.post("/tokenize", json=body)).json()["tokens"]
+        return str((await self.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"])
+
     async def idle(self) -> None:
         """Wait until no request is alive; the test's time-out is the limit."""
         while self.engine.loop.stats.running or self.engine.loop.stats.waiting:
@@ -91,40 +113,107 @@ async def serve(loaded: Any) -> AsyncIterator[Callable[..., Any]]:
     """Start a server; its knobs as keywords."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*, slo: SloSet | None = None, token: str | None = TOKEN, **knobs: Any) -> Served:
-            return await stack.enter_async_context(_running(loaded, slo=slo, token=token, knobs=knobs))
+        async def start(
+            *, slo: SloSet | None = None, token: str | None = TOKEN, http: dict[str, Any] | None = None,
+            template: str | None = None, record: Path | None = None, **knobs: Any,
+        ) -> Served:  # fmt: skip
+            # `http`: keys, traces, keep_content, clock, tool_call_parser, max_bytes, stall_seconds or head_seconds
+            # of the HTTP side.
+            # `template`: another chat template than the model's own; "" for none.
+            model, layers = loaded
+            if template is not None:
+                tokenizer = copy.deepcopy(model.tokenizer)
+                tokenizer.chat_template = template or None
+                model = replace(model, tokenizer=tokenizer)
+            engine = assemble(model, layers, resolve(knobs), served_name="tiny", revision="r1", slo=slo, record=record)
+            running = _running(engine, token=token, http=http or {})
+            return await stack.enter_async_context(running)
 
         yield start
 
 
 @contextlib.asynccontextmanager
-async def _running(
-    loaded: Any, *, slo: SloSet | None, token: str | None, knobs: dict[str, Any]
-) -> AsyncIterator[Served]:
-    model, layers = loaded
-    engine = assemble(model, layers, resolve(knobs), served_name="tiny", revision="r1", slo=slo)
-    state = ServerState("tiny")
-    from fastapi import FastAPI
-
-    admin = FastAPI()
-    http_errors.install(admin)
-    admin.include_router(admin_router(state, token=token, loopback=token is not None, slo=slo))
+async def _running(engine: Engine, *, token: str | None, http: dict[str, Any]) -> AsyncIterator[Served]:
+    of_server = {name: http.pop(name) for name in ("head_seconds",) if name in http}
+    of_state = ("keep_content", "clock", "tool_call_parser")
+    state = ServerState("tiny", **{name: http.pop(name) for name in of_state if name in http})
     sockets = [bind("127.0.0.1", 0, "--port") for _ in range(2)]
-    servers = [_http_server(serving_app(state)), _http_server(admin)]
+    apps = (serving_app(state, **http), admin_app(state, token=token, loopback=token is not None))
+    servers = [http_server(app, **of_server) for app in apps]
     tasks = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     engine.loop.start()
     state.ready(engine)
     urls = [f"http://127.0.0.1:{_port(sock)}" for sock in sockets]
-    async with httpx.AsyncClient(base_url=urls[0]) as http, httpx.AsyncClient(base_url=urls[1]) as admin_http:
+    # Patient: a test fails by its own time-out, not because the machine is busy.
+    clients = [httpx.AsyncClient(base_url=url, timeout=None) for url in urls]
+    async with clients[0] as client, clients[1] as admin_client:
         while not all(server.started for server in servers):
             await asyncio.sleep(0.005)
         try:
-            yield Served(engine, state, http, admin_http, urls[0])
+            yield Served(engine, state, client, admin_client, urls[0])
         finally:
             for server in servers:
                 server.should_exit = True
             await asyncio.gather(*tasks)
             await engine.loop.stop()
+            # FastAPI keeps every app that there ever was in a cache, and so the engine: its KV blocks at least must go.
+            engine.runner.pool = None  # type: ignore[assignment]
+
+
+class Gate:
+    """Lets the step thread take one step for each permit; `plans` has what it began, the last perhaps waiting."""
+
+    def __init__(self, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plans: list[Any] = []
+        self._permits, self._is_open = 0, False
+        self._changed = threading.Condition()
+        real = server.engine.runner.run
+
+        def run(plan: Any, *rest: Any) -> Any:
+            with self._changed:
+                self.plans.append(plan)
+                self._changed.wait_for(lambda: self._is_open or self._permits > 0)
+                self._permits -= 1
+            return real(plan, *rest)
+
+        monkeypatch.setattr(server.engine.runner, "run", run)
+
+    def let(self, steps: int) -> None:
+        """Permit so many more steps."""
+        self._set(self._permits + steps)
+
+    def shut(self) -> None:
+        """Take back permits that were not used."""
+        self._set(0)
+
+    def open(self) -> None:
+        """Permit all steps to come."""
+        self._set(0, is_open=True)
+
+    def _set(self, permits: int, *, is_open: bool = False) -> None:
+        with self._changed:
+            self._permits, self._is_open = permits, is_open
+            self._changed.notify_all()
+
+    async def begun(self, steps: int) -> None:
+        """Wait until so many steps have begun in all; the test's time-out is the limit."""
+        while len(self.plans) < steps:
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def gate(serve: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Served], Gate]]:
+    """Put a gate before the steps of a server."""
+    del serve  # a server can only end behind an open gate
+    made: list[Gate] = []
+
+    def make(server: Served) -> Gate:
+        made.append(Gate(server, monkeypatch))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.open()
 
 
 def _port(sock: socket.socket) -> int:

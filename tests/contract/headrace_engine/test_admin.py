@@ -84,7 +84,54 @@ async def test_admin_routes_are_not_on_the_serving_port(serve: Serve) -> None:
     assert (await server.http.get("/admin/config", headers=AUTH)).status_code == 404
 
 
-@pytest.mark.parametrize("raw", [b"{", b'{"knobs": 5}', b'{"wombat": 1}', b'{"if_generation": "1"}', b"[]"])
+async def test_the_slo_set_changes_with_the_knobs_as_one_generation(serve: Serve) -> None:
+    server = await serve(slo=SloSet(ttft_seconds=0.5))
+    slo = {"ttft_seconds": 0.037, "e2e_seconds": 3600}
+    body = (await patch(server, slo=slo, knobs={"decode_ratio": 0.25}, revision="r2")).json()
+    assert (body["generation"], body["revision"], body["config"]["decode_ratio"]) == (2, "r2", 0.25)
+    assert (body["slo"]["ttft_seconds"], body["slo"]["e2e_seconds"], body["slo"]["itl_seconds"]) == (0.037, 3600, None)
+    await server.complete()
+    assert server.metric("headrace:ttft_seconds_bucket", le="0.037", config_generation="2", revision="r2") <= 1
+    assert server.metric("headrace:slo_requests_total", config_generation="2") >= 1
+    same = (await patch(server, slo=slo)).json()
+    assert same["generation"] == 2, "what changes nothing is no new generation"
+    kept = (await patch(server, knobs={"decode_ratio": 0.5})).json()
+    assert (kept["generation"], kept["slo"]["ttft_seconds"]) == (3, 0.037)
+    gone = (await patch(server, slo=None)).json()
+    assert (gone["generation"], gone["slo"]) == (4, None)
+    assert (await server.admin.get("/admin/config", headers=AUTH)).json()["slo"] is None
+
+
+@pytest.mark.parametrize(
+    ("slo", "words"),
+    [({"wombat": 1}, "unknown wombat"), ({"ttft_seconds": -1}, "ttft_seconds"), ({"ttft_seconds": "1"}, "ttft_seconds"),
+     ({"ttft_seconds": True}, "ttft_seconds"), ({"itl_percentile": 101}, "itl_percentile"),
+     ({"ttft_seconds": 10**400}, "too large")],
+)  # fmt: skip
+async def test_a_wrong_slo_changes_nothing_and_every_problem_is_listed(
+    serve: Serve, slo: dict[str, Any], words: str
+) -> None:
+    server = await serve(slo=SloSet(ttft_seconds=0.5))
+    answer = await patch(server, slo=slo, knobs={"decode_ratio": 7, "seed": 3}, revision="r2")
+    assert answer.status_code == 422
+    body = answer.json()
+    assert body["problems"][0]["knob"] == "slo"
+    assert {"decode_ratio", "seed"} <= {problem["knob"] for problem in body["problems"]}
+    assert words in body["problems"][0]["message"]
+    now = (await server.admin.get("/admin/config", headers=AUTH)).json()
+    assert (now["generation"], now["revision"], now["slo"]["ttft_seconds"]) == (1, "r1", 0.5)
+    assert (await patch(server, slo=slo, knobs={"decode_ratio": 0.5})).status_code == 422
+    half = await patch(server, slo={"ttft_seconds": 1}, knobs={"seed": 3})
+    assert half.status_code == 422
+    assert (await server.admin.get("/admin/config", headers=AUTH)).json()["slo"]["ttft_seconds"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"{", b'{"knobs": 5}', b'{"wombat": 1}', b'{"if_generation": "1"}', b"[]", b'{"slo": 5}', b'{"slo": []}',
+     b'{"revision": "a\\nb"}', b'{"revision": "\\ud800"}', b'{"knobs": {"decode_ratio": NaN}}', b"\xff",
+     b'{"revision": "' + b"x" * 257 + b'"}', b'{"if_generation": 1' + b"0" * 5000 + b"}", b"[" * 100_000],
+)  # fmt: skip
 async def test_a_malformed_patch_is_a_400(serve: Serve, raw: bytes) -> None:
     server = await serve()
     answer = await server.admin.patch("/admin/config", content=raw, headers=AUTH)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,27 +28,46 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+pytestmark = pytest.mark.timeout(600)  # each test imports torch in processes of its own
+
+# Faults that a server cannot be talked into.
+LOAD_HANGS = """
+import threading
+from headrace_engine import server
+server.load_engine = lambda settings: threading.Event().wait()
+"""
+STEP_HANGS = """
+import threading
+from headrace_engine.runner import Runner
+real = Runner.run
+Runner.run = lambda self, plan, *rest: threading.Event().wait() if plan.step > 6 else real(self, plan, *rest)
+"""
+MAIN = "from headrace_engine.__main__ import app\napp()\n"
+
+
 @contextmanager
-def server(model: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[tuple[Any, httpx.Client]]:
+def server(
+    model: Path, *flags: str, env: dict[str, str] | None = None, fault: str = "", loads: bool = True
+) -> Iterator[tuple[Any, httpx.Client]]:
     port = free_port()
     command = [
-        sys.executable, "-m", "headrace_engine", "serve", str(model), "--port", str(port), "--admin-port",
-        str(free_port()), *flags,
+        sys.executable, "-c", fault + MAIN, "serve", str(model), "--port", str(port), "--admin-port", str(free_port()),
+        *flags,
     ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | (env or {}))
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            _wait_ready(process, client)
+            _wait(process, client, "/health/ready" if loads else "/health/live")
             yield process, client
     finally:
         process.kill()
         process.communicate()
 
 
-def _wait_ready(process: Any, client: httpx.Client) -> None:
+def _wait(process: Any, client: httpx.Client, path: str) -> None:
     while process.poll() is None:
         try:
-            if client.get("/health/ready").status_code == 200:
+            if client.get(path).status_code == 200:
                 return
         except httpx.ConnectError:
             pass
@@ -55,31 +75,94 @@ def _wait_ready(process: Any, client: httpx.Client) -> None:
     pytest.fail(process.stderr.read())
 
 
-def test_sigterm_lets_streams_finish_and_refuses_new_calls(model_folder: Path) -> None:
-    with server(model_folder, *REFERENCE) as (process, client):
-        body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+class Stream:
+    """A streaming call, read in a thread; `lines` grows."""
+
+    def __init__(self, client: httpx.Client, **body: Any) -> None:
+        self.lines: list[str] = []
+        self.begun = threading.Event()
+        body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True} | body
+        self._thread = threading.Thread(target=self._read, args=(client, body), daemon=True)
+        self._thread.start()
+
+    def _read(self, client: httpx.Client, body: dict[str, Any]) -> None:
         with client.stream("POST", "/v1/completions", json=body) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            while client.get("/health/ready").status_code == 200:
-                time.sleep(0.01)
-            refused = client.post("/v1/completions", json={"prompt": "x"})
-            assert refused.status_code == 503
-            assert "retry-after" in refused.headers
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+            for line in stream.iter_lines():
+                if line:
+                    self.lines.append(line)
+                    self.begun.set()
+
+    def end(self) -> list[str]:
+        """All lines of the stream; it ended as HTTP demands."""
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+        return self.lines
+
+
+def five_streams(client: httpx.Client, **body: Any) -> list[Stream]:
+    streams = [Stream(client, **body) for _ in range(5)]
+    assert all(stream.begun.wait(60) for stream in streams)
+    return streams
+
+
+def is_cut(lines: list[str]) -> bool:
+    """Whether a stream ended with an error event that says why, and [DONE]."""
+    *_, error, done = lines
+    return done == "data: [DONE]" and "shutting down" in json.loads(error.removeprefix("data: "))["error"]["message"]
+
+
+def test_case_58_sigterm_lets_five_streams_finish_and_refuses_new_calls(model_folder: Path) -> None:
+    with server(model_folder, *REFERENCE, "--log-format", "json") as (process, client):
+        streams = five_streams(client)
+        process.send_signal(signal.SIGTERM)
+        while client.get("/health/ready").status_code == 200:
+            time.sleep(0.01)
+        assert client.get("/health/live").status_code == 200, "health stays answerable"
+        assert client.get("/metrics").status_code == 200
+        refused = client.post("/v1/completions", json={"prompt": "x"})
+        assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (503, True)
+        assert refused.headers["connection"] == "close", "so that the next call goes elsewhere"
+        for stream in streams:
+            *_, last, done = stream.end()
+            assert done == "data: [DONE]"
+            assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert process.wait(30) == 0
+        log = [json.loads(line) for line in process.stderr.read().splitlines()]
+    calls = [line for line in log if line["logger"] == "headrace_engine.access"]
+    assert [line["status"] for line in calls] == [503] + [200] * 5
+    assert {line["output_tokens"] for line in calls[1:]} == {1500}
+    assert [line["message"] for line in log if line["logger"] == "headrace_engine.server"][-1] == "drained"
+    assert [line for line in log if line["level"] not in ("info", "debug")] == []
+
+
+def test_case_58_streams_cut_by_the_deadline_end_with_an_error_event(model_folder: Path) -> None:
+    with server(model_folder, "--drain-timeout", "0.2") as (process, client):
+        streams = five_streams(client, prompt=["x"] * 8, max_tokens=2000)
+        whole = threading.Thread(target=client.post, args=("/v1/completions",), kwargs={"json": {"prompt": "x"}})
+        whole.start()
+        process.send_signal(signal.SIGTERM)
+        assert all(is_cut(stream.end()) for stream in streams)
+        assert process.wait(30) == 0
+        whole.join(30)
+
+
+def test_case_58_a_second_sigterm_ends_at_once_even_with_a_step_that_hangs(model_folder: Path) -> None:
+    with server(model_folder, "--drain-timeout", "3600", fault=STEP_HANGS) as (process, client):
+        streams = five_streams(client)
+        process.send_signal(signal.SIGTERM)
+        while client.get("/health/ready").status_code == 200:
+            time.sleep(0.01)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert all(is_cut(stream.end()) for stream in streams)
         assert process.wait(30) == 0
 
 
-def test_the_drain_ends_at_its_deadline(model_folder: Path) -> None:
-    with server(model_folder, "--drain-timeout", "0.2") as (process, client):
-        body = {"prompt": ["x"] * 16, "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json=body) as stream:
-            next(stream.iter_lines())
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+def test_sigterm_ends_a_server_that_still_loads(model_folder: Path) -> None:
+    with server(model_folder, fault=LOAD_HANGS, loads=False) as (process, client):
+        assert client.get("/health/startup").status_code == 503
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_engine_json_and_flags(model_folder: Path, tmp_path: Path) -> None:
@@ -106,6 +189,29 @@ def failing(*arguments: str) -> str:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
+
+
+def test_a_wrong_key_file_is_one_line(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# nobody yet\n")
+    said = failing(str(model_folder), "--api-key-file", str(tmp_path / "keys"))
+    assert f"--api-key-file {tmp_path}/keys: holds no key" in said
+
+
+def test_keys_and_prompts_in_the_log_of_a_process(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("team-a:sk-1\n")
+    env = {"HEADRACE_API_KEYS_FILE": str(tmp_path / "keys")}
+    with server(model_folder, "--log-prompts", "--log-format", "json", env=env) as (process, client):
+        assert client.get("/v1/models").status_code == 401
+        body = {"prompt": "tell me", "max_tokens": 2}
+        key = {"Authorization": "Bearer sk-1"}
+        assert client.post("/v1/completions", json=body, headers=key).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        log = process.stderr.read()
+    calls = [json.loads(line) for line in log.splitlines() if "headrace_engine.access" in line]
+    assert [(line["status"], line["key"]) for line in calls] == [(401, None), (200, "team-a")]
+    assert json.loads(calls[1]["body"]) == body
+    assert "sk-1" not in log
 
 
 def test_a_taken_port_is_named(model_folder: Path) -> None:

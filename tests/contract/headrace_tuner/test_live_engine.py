@@ -11,7 +11,10 @@ from rich.console import Console
 
 from headrace_api.v1alpha1.records import TrialState, Verdict
 from headrace_client.engine import EngineAdmin
-from headrace_tuner.bench import Bench, run_bench
+from headrace_tuner.bench_serve.options import PromptForm, ServeOptions
+from headrace_tuner.bench_serve.plan import plan_window
+from headrace_tuner.bench_serve.run import run_serve
+from headrace_tuner.bench_serve.show import TerminalDisplay
 from headrace_tuner.by_hand import ByHand, slo_of
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.live import Addresses, connect
@@ -46,10 +49,24 @@ SPEC = {
 
 
 async def test_bench_serve_gets_exact_lengths_from_the_engine(engine) -> None:
-    summary = await run_bench(Bench(url=engine.url, workload=LOAD, seed=3), Console(quiet=True))
-    assert summary.errors == {}, summary.first_error
-    assert summary.completed == 24
-    assert summary.output_tokens == sum(request.output_tokens for request in plan_load(LOAD, 3))
+    options = ServeOptions(rate=8, duration=3.0, prompt_tokens="uniform:8:24", output_tokens="uniform:4:12", seed=3)
+    ran = await run_serve(engine.url, options, TerminalDisplay(Console(quiet=True)))
+    assert ran.result.errors == {}, ran.result.first_error
+    assert ran.result.completed == 24
+    assert ran.probed.notes == ()
+    assert all(record.counted and record.output_tokens == record.wanted_tokens for record in ran.records)
+    planned = plan_window(ran.asked.arrivals, ran.asked.shape, requests=24, duration=3.0, seed=3)
+    assert [item.prompt_tokens for item in ran.records] == [item.prompt_tokens for item in planned]
+
+
+async def test_bench_serve_makes_text_of_about_the_length_where_it_cannot_send_ids(engine) -> None:
+    options = ServeOptions(
+        rate=8, duration=1.0, prompt_tokens="200", output_tokens="4", prompt_form=PromptForm.TEXT, concurrency=2,
+        requests=8,
+    )  # fmt: skip
+    ran = await run_serve(engine.url, options, TerminalDisplay(Console(quiet=True)))
+    assert ran.result.completed == 8
+    assert ran.result.lengths.prompt == pytest.approx(200, rel=0.1), "one token a byte, measured before"
 
 
 async def test_a_client_that_leaves_frees_its_requests(engine) -> None:

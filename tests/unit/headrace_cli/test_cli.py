@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from headrace_cli import bench, main
+from headrace_cli import bench, explain, main
 from headrace_cli.lazy import Entry, load
 
 
@@ -24,11 +25,13 @@ def test_help_lists_every_command_and_imports_none() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
-@pytest.mark.parametrize(("name", "entry"), [*main.COMMANDS.items(), *bench.BENCHES.items()])
-def test_every_entry_has_help(name: str, entry: Entry) -> None:
-    del entry
-    group = ("bench",) if name in bench.BENCHES else ()
-    done = run(*group, name, "--help")
+GROUPS = {"bench": bench.BENCHES, "explain": explain.EXPLAINS}
+PATHS = [(name,) for name in main.COMMANDS] + [(group, name) for group, table in GROUPS.items() for name in table]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_entry_has_help(path: tuple[str, ...]) -> None:
+    done = run(*path, "--help")
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
 
@@ -42,6 +45,23 @@ def test_a_missing_library_names_the_extra(capsys: pytest.CaptureFixture[str]) -
     message = " ".join(capsys.readouterr().err.split())
     assert "no_such_library_at_all" in message
     assert "headrace[tuner]" in message
+
+
+@pytest.mark.parametrize("arguments", [("chat",), ("-n", "ns", "chat"), ("service", "chat"), ("service", "request")])
+def test_a_service_is_explained_with_and_without_its_word(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    done = run("explain", *arguments, "--context", "no-such-context")
+    assert done.returncode == 1, "the command ran, and found no cluster"
+    assert str(tmp_path) in "".join(done.stderr.split())
+
+
+def test_explain_without_anything_lists_what_can_be_explained() -> None:
+    for arguments in ((), ("--help",)):
+        done = run("explain", *arguments)
+        assert "request" in done.stdout + done.stderr
+        assert "service" in done.stdout + done.stderr
 
 
 def test_an_unknown_command_is_an_error() -> None:

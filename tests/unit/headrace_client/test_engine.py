@@ -44,6 +44,19 @@ async def test_patch_sends_only_what_is_given(double: Any) -> None:
     assert "Authorization" not in double.seen[0].headers
 
 
+async def test_explain_asks_for_one_request(double: Any) -> None:
+    told = {"request": "a b", "calls": [], "generations": [{"request_id": "a b"}]}
+    double.then(double.json(told), double.json({"error": {"message": "no request 'x' is known"}}, 404), double.json({}))
+    async with EngineAdmin(double.url, "secret") as admin:
+        assert await admin.explain("a b") == told
+        with pytest.raises(EngineError, match=r"HTTP 404: no request 'x' is known"):
+            await admin.explain("x")
+        with pytest.raises(EngineError, match="not an engine's answer"):
+            await admin.explain("x")
+    assert double.seen[0].path == "/admin/explain"
+    assert double.seen[0].headers["Authorization"] == "Bearer secret"
+
+
 async def test_a_refusal_lists_every_knob(double: Any) -> None:
     problems = [{"knob": "max_num_seqs", "message": "exceeds the boot value"}, {"knob": "dtype", "message": "not hot"}]
     body = {"error": {"message": "config refused", "code": "config_refused"}, "problems": problems}

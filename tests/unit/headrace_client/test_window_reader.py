@@ -1,6 +1,7 @@
 """A window is the difference of two scrapes, or nothing."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,30 @@ def test_a_series_born_inside_the_window_starts_at_zero() -> None:
     before = Edge(100.0, {KEY: 5.0}, ())
     stats = between(before, edge(110.0, total=6, good=6, generation="2"))
     assert (stats.requests, stats.good) == (6, 6)
+
+
+def test_a_silent_generation_of_another_slo_set_has_no_say() -> None:
+    old = sample("headrace:ttft_seconds_bucket", 7, le="0.3", config_generation="0", slo="b")
+    rest = sample("headrace:ttft_seconds_bucket", 7, le="+Inf", config_generation="0", slo="b")
+    before, after = edge(100.0, total=4, good=2), edge(110.0, total=24, good=18)
+    stats = between(replace(before, samples=(*before.samples, old, rest)),
+                    replace(after, samples=(*after.samples, old, rest)))  # fmt: skip
+    assert stats.ttft_p95 == pytest.approx(0.095)
+    spoke = [replace(one, value=8.0) for one in (old, rest)]
+    with pytest.raises(WindowVoidError, match="different bucket bounds"):
+        between(replace(before, samples=(*before.samples, old, rest)), replace(after, samples=(*after.samples, *spoke)))
+
+
+def test_an_slo_id_on_the_joint_counters_changes_nothing() -> None:
+    def labelled(one: Edge) -> Edge:
+        slo = {"slo": "df77ca58"}
+        return replace(one, samples=tuple(
+            replace(item, labels={**item.labels, **slo}) if "slo_requests" in item.labels["__name__"] else item
+            for item in one.samples
+        ))  # fmt: skip
+
+    plain = between(edge(100.0, total=4, good=2), edge(110.0, total=24, good=18))
+    assert between(labelled(edge(100.0, total=4, good=2)), labelled(edge(110.0, total=24, good=18))) == plain
 
 
 def test_an_empty_window_has_no_attainment() -> None:

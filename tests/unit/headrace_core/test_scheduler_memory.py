@@ -1,12 +1,18 @@
-"""Eviction, recomputation and admission when KV blocks are short. Blocks have 1 token where not said otherwise."""
+"""Eviction, recomputation and admission when KV blocks are short. Blocks have 1 token where not said otherwise.
+
+`expected` is the output length that admission counts on: with less than comes, too many are let in.
+"""
 
 import pytest
 
 from headrace_core.events import Preempted, Started
 
+# However much has been generated, few tokens more are expected: half of those that got so far ended with the next.
+SHORT = [length for length in range(1, 10) for _ in range(2 ** (9 - length))]
+
 
 def test_the_newest_is_evicted_and_comes_back_at_the_front(driver) -> None:
-    d = driver(num_blocks=10, block_size=1)
+    d = driver(num_blocks=10, block_size=1, expected=[1])
     d.submit("a", 3, 7)
     d.submit("b", 3, 5)
     assert d.steps(2) == ["a+3! b+3!", "a1 b1"]
@@ -20,7 +26,7 @@ def test_the_newest_is_evicted_and_comes_back_at_the_front(driver) -> None:
 
 
 def test_an_evicted_request_goes_before_those_that_came_earlier(driver) -> None:
-    d = driver(num_blocks=10, block_size=1, max_num_seqs=2, scheduling_policy="priority")
+    d = driver(num_blocks=10, block_size=1, expected=[1], max_num_seqs=2, scheduling_policy="priority")
     d.submit("w", 1, 1, priority=9)
     d.submit("a", 3, 7)
     d.submit("b", 3, 5)
@@ -31,7 +37,7 @@ def test_an_evicted_request_goes_before_those_that_came_earlier(driver) -> None:
 
 
 def test_recomputation_is_prefill_of_prompt_and_output_and_is_counted(driver) -> None:
-    d = driver(num_blocks=10, block_size=1)
+    d = driver(num_blocks=10, block_size=1, expected=[1], enable_prefix_caching=False)
     d.submit("a", 3, 7)
     d.submit("b", 3, 5)
     log = []
@@ -43,7 +49,7 @@ def test_recomputation_is_prefill_of_prompt_and_output_and_is_counted(driver) ->
 
 
 def test_started_is_told_once_whatever_happens_later(driver) -> None:
-    d = driver(num_blocks=10, block_size=1)
+    d = driver(num_blocks=10, block_size=1, expected=[1])
     d.submit("a", 3, 7)
     d.submit("b", 3, 5)
     started = []
@@ -53,7 +59,7 @@ def test_started_is_told_once_whatever_happens_later(driver) -> None:
 
 
 def test_the_lowest_priority_is_evicted_whatever_its_age(driver) -> None:
-    d = driver(num_blocks=10, block_size=1, scheduling_policy="priority")
+    d = driver(num_blocks=10, block_size=1, expected=[1], scheduling_policy="priority")
     d.submit("a", 3, 5, priority=9)
     d.submit("b", 3, 7, priority=1)
     assert d.steps(3) == ["b+3! a+3!", "b1 a1", "-a b1"]
@@ -61,7 +67,7 @@ def test_the_lowest_priority_is_evicted_whatever_its_age(driver) -> None:
 
 @pytest.mark.parametrize(("preemptible", "fifth"), [(True, "-b a1"), (False, "-a b+1!")])
 def test_a_prefill_is_evicted_only_if_preemptible(driver, preemptible: bool, fifth: str) -> None:
-    d = driver(num_blocks=13, block_size=1, prefill_chunk_size=4, preemptible=preemptible)
+    d = driver(num_blocks=13, block_size=1, expected=[2], prefill_chunk_size=4, preemptible=preemptible)
     d.submit("a", 1, 11)
     first = d.step()
     d.submit("b", 9, 2)
@@ -71,10 +77,9 @@ def test_a_prefill_is_evicted_only_if_preemptible(driver, preemptible: bool, fif
 
 
 def test_whoever_was_evicted_makes_progress_before_it_is_evicted_again(driver) -> None:
-    d = driver(num_blocks=14, block_size=1, prefill_chunk_size=2)
-    d.submit("a", 2, 10)
-    d.submit("b", 2, 10)
-    d.submit("c", 2, 10)
+    d = driver(num_blocks=14, block_size=1, expected=SHORT, prefill_chunk_size=2)
+    for name in "abcd":
+        d.submit(name, 2, 10)
     outputs_at_eviction: dict[str, list[int]] = {}
     while d.scheduler.has_work:
         live = {name: seq.num_output_tokens for name, seq in d.scheduler.ledger.live.items()}

@@ -49,7 +49,7 @@ def test_decode_ratio_keeps_a_share_of_the_budget_from_prefill_while_anything_de
     d.submit("a", 30, 3)
     assert d.steps(3) == ["a+10"] * 2 + ["a+10!"]
     d.submit("b", 30)
-    assert d.steps(3) == ["a1 b+3", "a1 b+3", "b+10"], "budget 10 less floor 7.5; all of it once nothing decodes"
+    assert d.steps(3) == ["a1 b+2", "a1 b+2", "b+10"], "10 less 7.5 is 2 whole ones; all once nothing decodes"
 
 
 def test_decode_ratio_never_starves_prefill(driver) -> None:

@@ -1,6 +1,10 @@
-"""Tiny random models of several architectures, a byte-level tokenizer, and a driver without threads or HTTP."""
+"""Tiny random models of several architectures, a byte-level tokenizer, and drivers: without threads, and the loop."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +17,18 @@ from headrace_core.config import resolve
 from headrace_core.events import Finished, Request, Token
 from headrace_core.scheduler import Scheduler
 from headrace_engine.attention import IMPLEMENTATION
+from headrace_engine.detokenize import TextStream
 from headrace_engine.kv_cache import make_pool
+from headrace_engine.loop import EngineLoop, Submission
+from headrace_engine.metrics import EngineMetrics
 from headrace_engine.model import LoadedModel, wrap_model
+from headrace_engine.outputs import Done, Event
 from headrace_engine.probe import probe
 from headrace_engine.runner import Runner
 from headrace_engine.sampling import SamplingParams
+from headrace_engine.token_state import TokenState
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the doubles of this folder: test folders are not packages
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 257}
 GQA = SMALL | {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8, "max_position_embeddings": 512}
@@ -70,7 +81,9 @@ def make_engine(model: LoadedModel, *, num_blocks: int = 400, block_size: int = 
     pool = make_pool(layers, num_blocks=num_blocks, block_size=block_size, device=model.device, dtype=model.dtype)
     config = resolve({"block_size": block_size} | knobs)
     room = min(model.max_position, (num_blocks - 1) * block_size)
-    return Scheduler(config, num_blocks=num_blocks, max_model_len=room), Runner(model, pool)
+    scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=room)
+    scheduler.expect([1] * 8, 0.0)  # admission foresees less output than comes, so that a small pool preempts
+    return scheduler, Runner(model, pool)
 
 
 def run_all(
@@ -79,7 +92,7 @@ def run_all(
 ) -> list[list[int]]:  # fmt: skip
     """Submit all at once, step until all ended; the output ids of each."""
     chosen = params or [SamplingParams(prompt_len=len(prompt)) for prompt in prompts]
-    by_id = {str(at): param for at, param in enumerate(chosen)}
+    by_id = {str(at): TokenState(param, tuple(prompts[at])) for at, param in enumerate(chosen)}
     outputs: dict[str, list[int]] = {name: [] for name in by_id}
     for at, prompt in enumerate(prompts):
         request = Request(request_id=str(at), prompt_token_ids=tuple(prompt), max_tokens=max_tokens, arrival=0.0)
@@ -91,18 +104,19 @@ def run_all(
         for outcome in scheduler.commit(plan, result, now):
             if isinstance(outcome, Token):
                 outputs[outcome.request_id].append(outcome.token_id)
+                by_id[outcome.request_id].accept(outcome.token_id)
             assert not isinstance(outcome, Finished) or outcome.reason == "length"
     return [outputs[str(at)] for at in range(len(prompts))]
 
 
-def plain_greedy(model: LoadedModel, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """transformers' own generate with its own attention."""
+def plain_greedy(model: LoadedModel, prompt: Sequence[int], max_tokens: int, **options: Any) -> list[int]:
+    """transformers' own generate with its own attention; `options` are generate's."""
     model.module.set_attn_implementation("eager")
     try:
         ids = torch.tensor([list(prompt)])
         out = model.module.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, min_new_tokens=max_tokens,
-            do_sample=False, eos_token_id=None, pad_token_id=0,
+            do_sample=False, eos_token_id=None, pad_token_id=0, **options,
         )  # fmt: skip
     finally:
         model.module.set_attn_implementation(IMPLEMENTATION)
@@ -115,3 +129,67 @@ def engine() -> Any:
     from types import SimpleNamespace
 
     return SimpleNamespace(make=make_engine, run=run_all, plain=plain_greedy, architectures=tuple(CONFIGS))
+
+
+@dataclass
+class Looped:
+    """An engine loop over a tiny model, with a short way to submit and to collect."""
+
+    loop: EngineLoop
+    scheduler: Scheduler
+    runner: Runner
+    metrics: EngineMetrics
+    tokenizer: Any
+    queues: dict[str, asyncio.Queue[Event]] = field(default_factory=dict)
+
+    def submission(
+        self, name: str, prompt: Sequence[int] = (1, 2, 3), *, max_tokens: int = 8, text: dict[str, Any] | None = None,
+        request: dict[str, Any] | None = None, **params: Any,
+    ) -> Submission:  # fmt: skip
+        """A request; `text`, `request` and the rest are options of TextStream, Request and SamplingParams."""
+        self.queues[name] = asyncio.Queue()
+        return Submission(
+            request=Request(
+                request_id=name, prompt_token_ids=tuple(prompt), max_tokens=max_tokens, arrival=0.0, **request or {}
+            ),
+            params=SamplingParams(prompt_len=len(prompt), **params),
+            text=TextStream(self.tokenizer, prompt, **{"stops": [], "incremental": True} | (text or {})),
+            events=self.queues[name],
+        )
+
+    async def submit(self, name: str, *prompt: Sequence[int], **options: Any) -> None:
+        await self.loop.submit([self.submission(name, *prompt, **options)])
+
+    async def collect(self, name: str) -> list[Event]:
+        """All events of a request."""
+        events: list[Event] = []
+        while not events or not isinstance(events[-1], Done):
+            events.append(await self.queues[name].get())
+        return events
+
+    async def run(self, name: str, *prompt: Sequence[int], **options: Any) -> list[Event]:
+        await self.submit(name, *prompt, **options)
+        return await self.collect(name)
+
+    async def idle(self) -> None:
+        """Wait until no request is alive; the test's time-out is the limit."""
+        while self.loop.stats.running or self.loop.stats.waiting:
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def looped(tiny: Callable[[str], LoadedModel], tokenizer: Any) -> AsyncIterator[Callable[..., Looped]]:
+    """Start a loop; its knobs as keywords."""
+    started: list[Looped] = []
+
+    def start(name: str = "llama", **knobs: Any) -> Looped:
+        scheduler, runner = make_engine(tiny(name), **knobs)
+        metrics = EngineMetrics("tiny", None)
+        made = Looped(EngineLoop(scheduler, runner, metrics, revision="r1"), scheduler, runner, metrics, tokenizer)
+        made.loop.start()
+        started.append(made)
+        return made
+
+    yield start
+    for each in started:
+        await each.loop.stop()

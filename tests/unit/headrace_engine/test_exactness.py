@@ -40,7 +40,7 @@ def test_any_batch_and_block_size_equals_generate(count: int, block_size: int, t
 
 
 def test_tiles_of_a_long_chunk_equal_generate(tiny: Any, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_engine.attention.TILE", 7)
+    monkeypatch.setattr("headrace_engine.attention_step.TILE", 7)
     model = tiny("gemma3")
     prompts = prompts_of(3, 250, longest=60)
     scheduler, runner = engine.make(model)
@@ -71,6 +71,19 @@ def test_a_seed_gives_the_same_text_alone_in_a_batch_and_after_preemption(tiny: 
     ]
     assert together == alone
     assert len({tuple(ids) for ids in together}) == len(prompts)
+
+
+@pytest.mark.parametrize("blocks", [400, 22])
+@pytest.mark.parametrize("penalty", [0.8, 1.3])
+def test_the_repetition_penalty_equals_generate(penalty: float, blocks: int, tiny: Any, engine: Any) -> None:
+    model = tiny("llama")
+    prompts = prompts_of(4, 250, longest=30, seed=3)
+    params = [SamplingParams(prompt_len=len(prompt), repetition_penalty=penalty) for prompt in prompts]
+    scheduler, runner = engine.make(model, num_blocks=blocks, max_num_batched_tokens=32)
+    got = engine.run(scheduler, runner, prompts, max_tokens=40, params=params)
+    assert blocks > 22 or scheduler.stats().preemptions > 0
+    assert got == [engine.plain(model, prompt, 40, repetition_penalty=penalty) for prompt in prompts]
+    assert got != [engine.plain(model, prompt, 40) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,5 @@
 """The commands as a person types them: results, and what they say when something is wrong."""
 
-import asyncio
-import json
-
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -41,62 +38,6 @@ def app(command) -> typer.Typer:
 
 def invoke(command, *words: str):
     return CliRunner().invoke(app(command), list(words))
-
-
-async def bench(server, *words: str):
-    # The command has an event loop of its own, so it runs beside this one's.
-    return await asyncio.to_thread(invoke, commands.bench_serve, server.url, *words)
-
-
-async def test_bench_serve_writes_what_it_saw(server, tmp_path) -> None:
-    out = tmp_path / "result.json"
-    words = ("--rate", "40", "--duration", "0.5", "--short-prompt-tokens", "8", "--output-tokens", "4")
-    result = await bench(server, *words, "--seed", "5", "--warmup", "0.1", "--json", str(out))
-    assert result.exit_code == 0, result.output
-    assert "TTFT" in result.output
-    assert "no errors" in result.output
-    body = json.loads(out.read_text())
-    assert body["requests"] == body["completed"] == 20
-    assert len(server.bodies) == 24, "the warm-up is sent and not counted"
-    assert set(body["latency_seconds"]) == {"ttft", "itl", "tpot", "e2e"}
-    assert body["errors"] == {}
-    assert body["seed"] == 5
-
-
-async def test_bench_serve_with_json_on_stdout_prints_nothing_else_there(server) -> None:
-    result = await bench(server, "--rate", "20", "--duration", "0.2", "--output-tokens", "2", "--json", "-")
-    assert json.loads(result.stdout)["completed"] == 4
-
-
-async def test_bench_serve_closed_loop_says_so(server) -> None:
-    words = ("--concurrency", "2", "--duration", "0.2", "--output-tokens", "2", "--json", "-")
-    body = json.loads((await bench(server, *words)).stdout)
-    assert body["mode"].startswith("closed loop, 2 at once")
-
-
-async def test_bench_serve_without_a_server_is_one_line(server) -> None:
-    server.url = "http://127.0.0.1:1"
-    result = await bench(server)
-    assert result.exit_code == 2
-    assert "no OpenAI server answers there" in result.output.replace("\n", " ")
-    assert "Traceback" not in result.output
-
-
-async def test_bench_serve_exits_1_where_nothing_was_answered(server) -> None:
-    async def broken(_request, _body, _number):
-        raise RuntimeError
-
-    server.handler = broken
-    result = await bench(server, "--rate", "20", "--duration", "0.1", "--output-tokens", "2")
-    assert result.exit_code == 1
-    assert "2 http_500" in result.output
-
-
-@pytest.mark.parametrize(("flag", "value"), [("--rate", "0"), ("--long-share", "2"), ("--output-tokens", "0")])
-def test_bench_serve_names_a_bad_flag(flag: str, value: str) -> None:
-    result = invoke(commands.bench_serve, "http://127.0.0.1:1", flag, value)
-    assert result.exit_code == 2
-    assert flag in result.output
 
 
 def test_tune_refuses_without_prometheus(tmp_path) -> None:

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from headrace_tuner.errors import TunerError
 from headrace_tuner.load import Endpoint, ErrorKind, LoadClient, RequestRecord, find_endpoint, load_session
-from headrace_tuner.summary import summarize
+from headrace_tuner.summary import distribution
 from headrace_tuner.workload import PlannedRequest, RequestKind
 
 
@@ -45,8 +45,7 @@ async def test_latency_counts_from_the_planned_arrival_not_from_the_sending(serv
     records = await drive(server, planned(-5.0, -1.0))
     assert [round(record.lag) for record in records] == [5, 1]
     assert all(record.ttft >= record.lag for record in records)
-    summary = summarize(records, duration=1.0)
-    assert summary.send_lag_seconds.max == pytest.approx(records[0].lag)
+    assert distribution(record.lag for record in records).max == pytest.approx(records[0].lag)
 
 
 async def test_a_slow_server_does_not_slow_the_arrivals(server) -> None:
@@ -106,8 +105,8 @@ async def test_a_stream_that_just_ends_is_no_answer(server) -> None:
 
 
 async def test_an_answer_of_another_length_is_an_error(server) -> None:
-    async def handler(request, _body, _number):
-        return await server.well(request, {"max_tokens": 2}, 0)
+    async def handler(request, body, _number):
+        return await server.well(request, body | {"max_tokens": 2}, 0)
 
     server.handler = handler
     (record,) = await drive(server, planned(0.0))
@@ -179,6 +178,21 @@ async def test_a_closed_loop_never_has_more_under_way_than_asked(server) -> None
     assert len(records) == 12
     assert most <= 3
     assert all(record.lag < 1 for record in records), "the plan's times mean nothing in a closed loop"
+
+
+async def test_a_closed_loop_that_must_not_wait_gives_up_what_is_under_way(server) -> None:
+    server.handler = lambda request, _body, _number: hang(server, request)
+    async with load_session() as session:
+        client = LoadClient(endpoint=Endpoint(url=server.url, model="fake"), session=session, salt="s")
+        async with asyncio.timeout(10):
+            records = await client.closed_loop(planned(*range(12)), concurrency=3, duration=0.2, drain=0.0)
+    assert [record.error for record in records] == [ErrorKind.UNFINISHED] * 3
+    assert all(record.output_tokens == 1 for record in records), "what came before counts"
+
+
+async def test_text_is_kept_on_request_only(server) -> None:
+    assert [record.text for record in await drive(server, planned(0.0))] == [""]
+    assert [record.text for record in await drive(server, planned(0.0), keep_text=True)] == ["xxx"]
 
 
 async def test_find_endpoint_reads_the_model(server) -> None:

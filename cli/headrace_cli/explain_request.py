@@ -1,0 +1,91 @@
+"""`headrace explain request`: what became of one request, from the admin port of the engine that served it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
+
+from headrace_client.engine import EngineAdmin
+from headrace_client.errors import EngineError
+from headrace_core.explain import PHRASES, WaitCause
+
+Told = Mapping[str, Any]
+TOKEN_VARIABLE = "HEADRACE_ADMIN_TOKEN"  # noqa: S105  (a name, not a secret)
+
+
+def explain_request(
+    request: Annotated[str, typer.Argument(help="The engine's id, the id in the answer, or the x-request-id.")],
+    *,
+    admin_url: Annotated[str, typer.Option(help="Admin address of the engine.")] = "http://127.0.0.1:8001",
+    token_file: Annotated[Path | None, typer.Option(help=f"File with the admin token. Else ${TOKEN_VARIABLE}.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """What one request waited for, how it was computed, and how it ended."""
+    try:
+        token = os.environ.get(TOKEN_VARIABLE, "") if token_file is None else token_file.read_text().strip()
+        told = asyncio.run(_ask(admin_url, token, request))
+    except (EngineError, OSError) as error:
+        Console(stderr=True).print(f"[red]{escape(str(error))}[/red]")
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        Console().print(story(told))
+
+
+async def _ask(url: str, token: str, request: str) -> Told:
+    async with EngineAdmin(url, token) as admin:
+        return await admin.explain(request)
+
+
+def story(told: Told) -> RenderableType:
+    """The calls in a line each; then each generation: sentences, and a table of what it waited for."""
+    parts: list[RenderableType] = [Text(line) for line in map(_call, told["calls"])]
+    for generation in told["generations"]:
+        parts += [Text(""), *(Text(line) for line in generation.get("sentences", ()))]
+        if rows := list(_rows(generation)):
+            parts.append(_table(rows))
+    if not told["generations"]:
+        parts.append(Text("The scheduler has forgotten it: it keeps the last 1024 that ended."))
+    return Group(*parts)
+
+
+def _call(call: Told) -> str:
+    how = "is being answered" if call["status"] is None else f"was answered {call['status']} in {call['seconds']:.3f} s"
+    who = f" by key {call['key']}" if call["key"] else ""
+    tokens = f"{call['prompt_tokens']} prompt tokens, {call['output_tokens']} generated"
+    return (
+        f"{call['method']} {call['path']} (x-request-id {call['request_id']}){who} {how}: {tokens}, "
+        f"config generation {call['generation']}."
+    )
+
+
+def _rows(generation: Told) -> Iterator[tuple[str, str, Told]]:
+    for when, name in (("before its first chunk", "waits"), ("while others were ahead", "held_up_by"),
+                       ("after its first chunk", "stalls")):  # fmt: skip
+        for wait in sorted(generation[name], key=lambda item: -item["seconds"]):
+            yield when, _phrase(wait["cause"]), wait
+
+
+def _phrase(cause: str) -> str:
+    known = [PHRASES[item] for item in WaitCause if item == cause]
+    return known[0] if known else cause
+
+
+def _table(rows: Sequence[tuple[str, str, Told]]) -> Table:
+    table = Table("Waited", "For", Column("Steps", justify="right"), Column("Time", justify="right"), box=None)
+    for when, phrase, wait in rows:
+        seconds = wait["seconds"]
+        shown = f"{seconds * 1e3:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+        table.add_row(when, phrase.removeprefix("for "), str(wait["steps"]), shown)
+    return table

@@ -1,0 +1,69 @@
+"""transformers itself over the same texts: one request at a time, its own attention, no paging, no chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from headrace_engine.model import LoadedModel, wrap_model
+from headrace_engine.quality.observed import Choice, Observed, Outcome, Tally
+from headrace_engine.quality.passes import Ended, choices, log_likelihoods, spread
+from headrace_engine.quality.texts import Sample
+from headrace_engine.weights import Source
+
+
+def load_plain(source: Source, tokenizer: Any, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """The model with transformers' eager attention, which every architecture has. The engine has loaded it before."""
+    extra: dict[str, Any] = {}
+    if source.gguf_file is not None:
+        from transformers import GgufConfig  # noqa: PLC0415  (absent from older transformers)
+
+        extra["quantization_config"] = GgufConfig(dequantize=True)
+    module: Any = AutoModelForCausalLM.from_pretrained(
+        **source.location, attn_implementation="eager", dtype=dtype, **extra
+    )
+    # A model may bring defaults such as a repetition penalty, which would be another question than ours.
+    module.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    return wrap_model(module.to(device), tokenizer, name=source.name)
+
+
+@torch.inference_mode()
+def observe_plain(model: LoadedModel, samples: Sequence[Sample], *, output_tokens: int, ended: Ended) -> Observed:
+    """One forward over each text, and a greedy run from its prompt; `ended` is called after each of the two."""
+    outcomes: dict[str, Outcome] = {}
+    deviations: list[float] = []
+    for sample in samples:
+        scores = _scores(model, sample)
+        ended(sample.name)
+        greedy, spreads = _greedy(model, sample, output_tokens)
+        ended(sample.name)
+        deviations += spreads
+        # Entry i is of position i + 1.
+        forced = scores[sample.prompt_len - 1 :]
+        outcomes[sample.name] = Outcome(
+            greedy=tuple(greedy), forced=tuple(forced), prompt=tuple(scores), failed=not all(map(math.isfinite, scores))
+        )
+    return Observed(outcomes=outcomes, spread=math.fsum(deviations) / max(1, len(deviations)), tally=Tally())
+
+
+def _scores(model: LoadedModel, sample: Sample) -> list[float]:
+    ids = torch.tensor([sample.tokens], dtype=torch.long, device=model.device)
+    logits = model.module(input_ids=ids, use_cache=False).logits[0, :-1]
+    return log_likelihoods(model.of_tokens(logits), sample.tokens[1:])
+
+
+def _greedy(model: LoadedModel, sample: Sample, count: int) -> tuple[list[Choice], list[float]]:
+    """The choices, and the spread of each row. By transformers' own generate, with its own cache."""
+    ids = torch.tensor([sample.prompt], dtype=torch.long, device=model.device)
+    no_tokens = list(range(model.vocab_size, model.module.config.get_text_config().vocab_size))
+    no_tokens += [] if model.holes is None else model.holes.tolist()
+    output = model.module.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None,
+        pad_token_id=0, suppress_tokens=no_tokens or None, output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    rows = model.of_tokens(torch.cat(output.logits))
+    return choices(rows, output.sequences[0, ids.shape[1] :].tolist()), spread(rows)

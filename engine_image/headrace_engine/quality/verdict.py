@@ -1,0 +1,148 @@
+"""Is the candidate no worse than the base, by more than a margin that was stated before? Pure.
+
+Three questions, each with an interval: likelihood by decode, likelihood by prefill, greedy agreement. The candidate is
+non-inferior only if every answer says so, which needs no correction for asking more than once. It is inferior if one
+answer says so: its whole interval lies beyond the margin. Between equal configs that happens in less than 2.5 % for
+each likelihood, as the interval must miss not only the truth, 0, but the margin too; and never for the agreement, as
+equal configs differ by ties alone. Agreement is asked because a mean can hide a fault: what is lost on one text may be
+won on another by chance, but both texts go on differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headrace_engine.quality.comparison import Comparison, Likelihood
+from headrace_engine.quality.intervals import equal_texts_needed, texts_needed
+
+FEWEST_TEXTS = 16  # as many as show an agreement of 80 %, if all agree
+# One text that loses this many margins is a fault that hits few texts, which no mean can judge.
+OUTLIER = 10.0
+
+
+class Verdict(StrEnum):
+    """What the evidence supports."""
+
+    NON_INFERIOR = "NonInferior"
+    INFERIOR = "Inferior"
+    INCONCLUSIVE = "Inconclusive"
+
+
+EXIT_CODES = {Verdict.NON_INFERIOR: 0, Verdict.INFERIOR: 3, Verdict.INCONCLUSIVE: 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Stated before the run. `margin`: nats a token. `least_agreement`: share of texts, those parted by a tie equal."""
+
+    margin: float = 0.01
+    least_agreement: float = 0.8
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One question's answer, and why."""
+
+    verdict: Verdict
+    sentence: str
+
+
+def judge(comparison: Comparison, rules: Rules) -> Finding:
+    """The verdict, with the sentence of what decided it."""
+    findings = [
+        _failures(comparison),
+        _likelihood("decode", comparison.decode, comparison.candidate, rules),
+        _likelihood("prefill", comparison.prefill, comparison.candidate, rules),
+        _agreement(comparison, rules),
+    ]
+    decisive = worst([finding for finding in findings if finding is not None])
+    if decisive.verdict is Verdict.NON_INFERIOR:
+        return Finding(Verdict.NON_INFERIOR, _passed(comparison, rules))
+    return decisive
+
+
+def worst(findings: Sequence[Finding]) -> Finding:
+    """The first that is Inferior, else the first that is Inconclusive, else the first."""
+    order = (Verdict.INFERIOR, Verdict.INCONCLUSIVE, Verdict.NON_INFERIOR)
+    return min(findings, key=lambda finding: order.index(finding.verdict))
+
+
+def _passed(comparison: Comparison, rules: Rules) -> str:
+    decode, prefill = (max(0.0, item.difference.high) for item in (comparison.decode, comparison.prefill))
+    return (
+        f"{comparison.candidate} loses at most {decode:.2g} (decode) and {prefill:.2g} (prefill) nats a token against "
+        f"{comparison.base}, {rules.confidence:.0%} sure; the margin is {rules.margin:g}."
+    )
+
+
+def _failures(comparison: Comparison) -> Finding | None:
+    if comparison.failed:
+        return Finding(
+            Verdict.INFERIOR,
+            f"{len(comparison.failed)} of the texts fail on {comparison.candidate} but not on {comparison.base} "
+            f"(logits that are not numbers), the first is {comparison.failed[0]}.",
+        )
+    if comparison.lost:
+        return Finding(
+            Verdict.INCONCLUSIVE,
+            f"{len(comparison.lost)} of the texts fail on {comparison.base} itself (logits that are not numbers), the "
+            f"first is {comparison.lost[0]}: there is nothing to compare with.",
+        )
+    return None
+
+
+def _likelihood(path: str, seen: Likelihood, name: str, rules: Rules) -> Finding:
+    if seen.texts < FEWEST_TEXTS:
+        return Finding(
+            Verdict.INCONCLUSIVE, f"{seen.texts} texts are too few to judge by: at least {FEWEST_TEXTS} are needed."
+        )
+    interval, sure = seen.difference, f"{rules.confidence:.0%} sure"
+    if interval.low > rules.margin:
+        return Finding(
+            Verdict.INFERIOR,
+            f"By {path}, {name} loses at least {_nats(interval.low)} ({sure}), more than the margin of "
+            f"{rules.margin:g}: perplexity is {math.expm1(interval.low):.1%} higher, or more.",
+        )
+    if interval.high >= rules.margin:
+        return Finding(Verdict.INCONCLUSIVE, _undecided(path, seen, name, rules))
+    if seen.worst[1] > OUTLIER * rules.margin:
+        return Finding(
+            Verdict.INCONCLUSIVE,
+            f"By {path}, {name} is within the margin on average, but loses {_nats(seen.worst[1])} on the text "
+            f"{seen.worst[0]}: a fault that hits few texts cannot be judged by a mean.",
+        )
+    return Finding(Verdict.NON_INFERIOR, f"By {path}, {name} is within the margin.")
+
+
+def _undecided(path: str, seen: Likelihood, name: str, rules: Rules) -> str:
+    text = (
+        f"By {path}, {name} may lose as much as {_nats(seen.difference.high)}, and as little as "
+        f"{_nats(seen.difference.low)}; the margin of {rules.margin:g} lies between."
+    )
+    needed = texts_needed(seen.difference, rules.margin, seen.texts)
+    if needed is None:
+        return f"{text} More texts would not show it to be within the margin."
+    return f"{text} About {needed} texts like these would decide ({seen.texts} now)."
+
+
+def _agreement(comparison: Comparison, rules: Rules) -> Finding:
+    share, name, least = comparison.agreement.equal_but_ties, comparison.candidate, rules.least_agreement
+    seen = (
+        f"{name} writes what {comparison.base} writes, ties aside, on {share.estimate:.0%} of the texts "
+        f"({share.low:.0%} to {share.high:.0%})"
+    )
+    if share.high < least:
+        return Finding(Verdict.INFERIOR, f"{seen}, which is less than {least:.0%}.")
+    if share.low < least:
+        needed = equal_texts_needed(least, confidence=rules.confidence)
+        more = f" Even if all agree, {needed} texts are needed." if needed and needed > comparison.decode.texts else ""
+        return Finding(Verdict.INCONCLUSIVE, f"{seen}; the least allowed, {least:.0%}, lies in between.{more}")
+    return Finding(Verdict.NON_INFERIOR, f"{seen}, which is at least {least:.0%}.")
+
+
+def _nats(value: float) -> str:
+    return f"{value:.2g} nats a token"

@@ -1,0 +1,121 @@
+"""Sides made of numbers, for the pure parts; sides of tiny models, sound and broken, for the rest."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace_core.events import ScheduledSeq
+from headrace_engine.attention import IMPLEMENTATION
+from headrace_engine.model import LoadedModel
+from headrace_engine.quality import sides
+from headrace_engine.quality.comparison import Comparison, compare
+from headrace_engine.quality.observed import Choice, Observed, Outcome, Side, Tally
+from headrace_engine.quality.offline import Offline, WatchedRunner, crowd
+from headrace_engine.quality.passes import observe
+from headrace_engine.quality.reference import observe_plain
+from headrace_engine.quality.rounding import Number, Shape
+from headrace_engine.quality.texts import Sample, read_texts, tokenize
+
+SHAPE = Shape(layers=2, width=64)
+
+
+class LosesOnePosition(WatchedRunner):
+    """Forgets the keys and values of one position as soon as they are written: a fault of paging."""
+
+    position = 3
+
+    def logits(self, seqs: Sequence[ScheduledSeq], also: Sequence[int] = ()) -> Any:
+        logits = super().logits(seqs, also)
+        block, offset = divmod(self.position, self.pool.block_size)
+        for seq in seqs:
+            if seq.start + seq.num_tokens > self.position:
+                for tensor in (*self.pool.keys.values(), *self.pool.values.values()):
+                    tensor[seq.block_table[block], :, offset] = 0
+        return logits
+
+
+class KeepsHalf(WatchedRunner):
+    """Stores keys and values in bfloat16, whatever the config says."""
+
+    def logits(self, seqs: Sequence[ScheduledSeq], also: Sequence[int] = ()) -> Any:
+        logits = super().logits(seqs, also)
+        for tensor in (*self.pool.keys.values(), *self.pool.values.values()):
+            tensor.copy_(tensor.bfloat16().to(tensor.dtype))
+        return logits
+
+
+def side(label: str, outcomes: Mapping[str, Outcome], *, spread: float = 1.0, kv: Number = Number.FLOAT32) -> Side:
+    """A side that saw `outcomes`."""
+    seen = Observed(outcomes=outcomes, spread=spread, tally=Tally())
+    return Side(label=label, about="made up", dtype=Number.FLOAT32, kv_dtype=kv, seen=seen)
+
+
+def outcome(
+    nll: float | Sequence[float] = 1.0, *, greedy: Sequence[Choice] = (), prompt: Sequence[float] | None = None,
+    failed: bool = False,
+) -> Outcome:  # fmt: skip
+    """An outcome whose forced tokens have these negative log-likelihoods, and its prompt's the same or others."""
+    forced = tuple(-value for value in ([nll] if isinstance(nll, float) else nll))
+    scores = forced if prompt is None else tuple(-value for value in prompt)
+    return Outcome(greedy=tuple(greedy), forced=forced, prompt=scores, failed=failed)
+
+
+def compared(differences: Sequence[float], *, margin: float = 0.01, spread: float = 1.0) -> Comparison:
+    """A base at 2 nats a token everywhere, and a candidate that is worse by `differences`, decode and prefill."""
+    base = {str(at): outcome(2.0) for at in range(len(differences))}
+    candidate = {str(at): outcome(2.0 + value) for at, value in enumerate(differences)}
+    return compare(side("A", base, spread=spread), side("B", candidate, spread=spread), SHAPE, margin=margin)
+
+
+def samples(model: LoadedModel, *, count: int = 12, most: int = 48) -> tuple[Sample, ...]:
+    """The first built-in texts."""
+    return tokenize(read_texts("built-in")[:count], model.tokenizer, most=most)
+
+
+@pytest.fixture(scope="session")
+def quality(engine: Any) -> Any:
+    """The functions and classes of this file, for tests."""
+
+    def broken(made: Offline, model: LoadedModel, runner: type[WatchedRunner] = LosesOnePosition) -> Offline:
+        pool = made.runner.pool
+        return replace(made, runner=runner(model, pool), all_rows=runner(model, pool, every_row=True))
+
+    def offline(model: LoadedModel, runner: type[WatchedRunner] = WatchedRunner, **knobs: Any) -> Offline:
+        scheduler, plain = engine.make(model, **knobs)
+        if "num_blocks" in knobs:
+            crowd(scheduler)
+        return broken(Offline.over(model, plain.pool, scheduler), model, runner)
+
+    def seen(
+        model: LoadedModel, runner: type[WatchedRunner] = WatchedRunner, *, concurrency: int = 8, count: int = 12,
+        most: int = 48, output_tokens: int = 8, **knobs: Any,
+    ) -> Observed:  # fmt: skip
+        return observe(
+            offline(model, runner, **knobs), samples(model, count=count, most=most), concurrency=concurrency,
+            output_tokens=output_tokens, ended=lambda _: None,
+        )  # fmt: skip
+
+    def plain(model: LoadedModel, *, count: int = 12, most: int = 48, output_tokens: int = 8) -> Observed:
+        model.module.set_attn_implementation("eager")
+        try:
+            return observe_plain(
+                model, samples(model, count=count, most=most), output_tokens=output_tokens, ended=lambda _: None
+            )
+        finally:
+            model.module.set_attn_implementation(IMPLEMENTATION)
+
+    def against(model: LoadedModel, base: Observed, candidate: Observed) -> Comparison:
+        number = Number(str(model.dtype).removeprefix("torch."))
+        both = [
+            Side(label=label, about="", dtype=number, kv_dtype=number, seen=item)
+            for label, item in (("A", base), ("B", candidate))
+        ]
+        return compare(both[0], both[1], sides.shape_of(model), margin=0.01)
+
+    return SimpleNamespace(
+        broken=broken, offline=offline, seen=seen, plain=plain, against=against, samples=samples, side=side,
+        outcome=outcome, compared=compared, shape=SHAPE, loses_one_position=LosesOnePosition, keeps_half=KeepsHalf,
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Student's t from the standard library, and the intervals made of it."""
+
+import math
+import random
+
+import pytest
+from scipy import stats
+
+from headrace_engine.quality.intervals import hurt, paired_mean, t_cdf, t_quantile, texts_needed
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 7, 10, 45, 200])
+def test_student_t_is_that_of_scipy(degrees: int) -> None:
+    for value in (0.0, 0.3, 1.0, 2.5, 40.0):
+        assert t_cdf(value, degrees) == pytest.approx(stats.t.cdf(value, degrees), abs=1e-12)
+    for probability in (0.5, 0.9, 0.975, 0.9995):
+        assert t_quantile(probability, degrees) == pytest.approx(stats.t.ppf(probability, degrees), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("probability", "degrees"), [(0.4, 5), (1.0, 5), (0.9, 0)])
+def test_a_quantile_that_does_not_exist_is_refused(probability: float, degrees: int) -> None:
+    with pytest.raises(ValueError, match="degrees of at least 1"):
+        t_quantile(probability, degrees)
+
+
+def test_the_interval_of_a_mean_is_the_textbooks() -> None:
+    interval = paired_mean([1.0, 2.0, 3.0, 4.0])
+    reach = 3.182446 * math.sqrt((5 / 3) / 4)
+    assert (interval.estimate, interval.low, interval.high) == pytest.approx((2.5, 2.5 - reach, 2.5 + reach), rel=1e-6)
+
+
+def test_equal_differences_leave_no_doubt_and_one_difference_leaves_all() -> None:
+    assert paired_mean([0.0] * 5) == paired_mean([0.0] * 40)
+    assert paired_mean([0.5]).high == math.inf
+    nothing = paired_mean([])
+    assert math.isnan(nothing.estimate)
+    assert (nothing.low, nothing.high) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_text_that_failed_must_be_left_out(bad: float) -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        paired_mean([0.1, bad])
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_a_confidence_that_is_none_is_refused(confidence: float) -> None:
+    with pytest.raises(ValueError, match="confidence"):
+        paired_mean([0.1, 0.2], confidence=confidence)
+
+
+@pytest.mark.parametrize(("confidence", "count"), [(0.9, 8), (0.95, 16), (0.99, 46)])
+def test_the_interval_covers_as_often_as_it_says(confidence: float, count: int) -> None:
+    draw = random.Random(count)
+    covered = sum(
+        0.3 in paired_mean([draw.gauss(0.3, 2) for _ in range(count)], confidence=confidence) for _ in range(2000)
+    )
+    assert covered / 2000 == pytest.approx(confidence, abs=0.015)
+
+
+def test_no_text_hurt_still_allows_some_share() -> None:
+    none = hurt([0.0] * 40, 0.01)
+    assert none.estimate == 0
+    assert none.high == pytest.approx(0.088, abs=0.001)
+    assert hurt([0.0, 0.02, 0.01, -1.0], 0.01).estimate == 0.25
+
+
+def test_more_texts_are_asked_for_only_where_they_help() -> None:
+    undecided = paired_mean([0.03, -0.03] * 10)
+    needed = texts_needed(undecided, 0.01, 20)
+    assert needed is not None
+    more = paired_mean([0.03, -0.03] * (needed // 2))
+    assert more.high < 0.0105
+    assert texts_needed(paired_mean([0.02, 0.021, 0.03]), 0.01, 3) is None
+    assert texts_needed(paired_mean([0.0]), 0.01, 1) is None

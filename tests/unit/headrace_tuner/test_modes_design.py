@@ -1,0 +1,177 @@
+"""From step times to chunk, rates, order and windows; what the engine's scheduler predicts on them."""
+
+import json
+
+import pytest
+
+from headrace_core.config import KNOB_BY_NAME
+from headrace_tuner.bench_serve.lengths import Length
+from headrace_tuner.errors import TunerError
+from headrace_tuner.modes.design import (
+    Calibration,
+    Mode,
+    choose_chunk,
+    choose_rates,
+    make_design,
+    order,
+    share_out,
+)
+from headrace_tuner.modes.options import ModesOptions, parse_lengths
+from headrace_tuner.modes.predict import batch_seconds, predict
+
+# A step costs 50 ms and 2 ms a row.
+STEPS = Calibration(
+    decode={1: 0.052, 16: 0.082}, prefill={32: 0.114, 64: 0.178, 128: 0.306, 256: 0.562, 512: 1.074}, facts={}
+)
+
+
+def design(**more: object):
+    base = {
+        "chunk": 64, "max_num_seqs": 8, "budget": None, "short": Length.parse("16"), "long": None, "long_share": 0.05,
+        "output": Length.parse("lognormal:20:1.2:120"), "max_model_len": 4096,
+    }  # fmt: skip
+    return make_design(**base | more)
+
+
+def test_a_calibration_is_what_bench_engine_prints() -> None:
+    text = {"decode_step_seconds": {"1": 0.1}, "prefill_step_seconds": {"32": 0.2}, "dtype": "float32"}
+    parsed = Calibration.from_json(json.loads(json.dumps(text)))
+    assert (parsed.decode, parsed.prefill, parsed.facts) == ({1: 0.1}, {32: 0.2}, {"dtype": "float32"})
+
+
+@pytest.mark.parametrize("data", [[], {}, {"decode_step_seconds": {}}, {"decode_step_seconds": {"x": 1}}, None])
+def test_something_else_is_refused(data: object) -> None:
+    with pytest.raises(TunerError, match="is no calibration"):
+        Calibration.from_json(data)
+
+
+def test_steps_are_interpolated_and_go_on_along_the_last_slope() -> None:
+    assert STEPS.step(1) == 0.052
+    assert STEPS.step(8) == pytest.approx(0.066)
+    assert STEPS.step(100) == pytest.approx(0.25)
+    assert STEPS.step(1024) == pytest.approx(2.098)
+
+
+def test_the_chunk_is_the_smallest_that_costs_little_more_than_the_best() -> None:
+    # Milliseconds a token: 3.6, 2.8, 2.4, 2.2, 2.1; 35 % above the best is 2.83.
+    assert choose_chunk(STEPS) == 64
+    flat = Calibration(decode={1: 0.01}, prefill={32: 0.01, 64: 0.011, 512: 0.02}, facts={})
+    assert choose_chunk(flat) == 512
+    tiny = Calibration(decode={1: 0.01}, prefill={8: 0.01, 16: 0.02}, facts={})
+    assert choose_chunk(tiny) == 16
+
+
+def test_a_long_prompt_is_many_chunks_or_what_the_model_holds() -> None:
+    assert design().shape.long == Length(1024, 1024, 1024.0)
+    assert design(max_model_len=512).shape.long.high == 352  # (512 - 120) less a tenth
+    assert design(long=Length.parse("300")).shape.long.high == 300
+    with pytest.raises(TunerError, match="no long prompt fits"):
+        design(max_model_len=140)
+    with pytest.raises(TunerError, match="can have 2120 tokens; the model holds 1000"):
+        design(long=Length.parse("2000"), max_model_len=1000)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_each_mode_is_a_valid_config_that_the_engine_takes_as_flags(mode: Mode) -> None:
+    made = design()
+    config = made.config(mode)
+    assert config.batching == ("static" if mode is Mode.STATIC else "continuous")
+    assert config.enable_chunked_prefill == (mode is Mode.CHUNKED)
+    assert not config.enable_prefix_caching
+    flags = made.flags(mode)
+    known = {knob.flag for knob in KNOB_BY_NAME.values()}
+    given = [flag.replace("--no-", "--") for flag in flags if flag.startswith("--")]
+    assert set(given) <= known
+    assert len(given) == len(made.knobs(mode))
+
+
+def test_modes_differ_in_nothing_but_batching_and_chunks() -> None:
+    knobs = {mode: design().knobs(mode) for mode in Mode}
+    shared = {"max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "max_queue_len"}
+    for mode in Mode:
+        assert {name: knobs[mode][name] for name in shared} == {name: knobs[Mode.STATIC][name] for name in shared}
+
+
+def test_rates_lie_where_the_modes_differ_and_where_they_should_not() -> None:
+    rates = choose_rates({Mode.STATIC: 1.0, Mode.CONTINUOUS: 2.0, Mode.CHUNKED: 2.2})
+    assert rates.high == pytest.approx(1.65)
+    assert rates.low == 0.5
+    assert rates.separates
+    close = choose_rates({Mode.STATIC: 1.0, Mode.CONTINUOUS: 1.3, Mode.CHUNKED: 1.3})
+    assert close.high == pytest.approx(1.15)
+    assert close.separates
+    none = choose_rates({Mode.STATIC: 1.0, Mode.CONTINUOUS: 1.0, Mode.CHUNKED: 1.0})
+    assert none.high == pytest.approx(0.9)
+    assert not none.separates
+
+
+def test_visits_alternate() -> None:
+    assert [mode.value[:2] for _, mode in order(2)] == ["st", "co", "ch", "ch", "co", "st"]
+    assert [turn for turn, _ in order(2)] == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("budget", [300.0, 540.0, 3600.0])
+def test_windows_fill_the_budget_and_no_more(budget: float) -> None:
+    visits = order(2)
+    windows = share_out(budget, visits=len(visits), start=10.0, batch=15.0)
+    spent = sum(
+        10 + windows.low + windows.high + 2 * (windows.warmup + windows.drain) + windows.full_of(mode)
+        for _, mode in visits
+    )
+    assert 0.85 * budget < spent <= 1.1 * budget
+    assert windows.full_static >= windows.full
+
+
+def test_a_budget_of_nothing_still_measures_something() -> None:
+    windows = share_out(0.0, visits=3, start=10.0, batch=100.0)
+    assert min(windows.low, windows.high, windows.full, windows.warmup) > 0
+    assert windows.full_static == 2.5 * windows.full
+
+
+def test_the_scheduler_predicts_that_continuous_batching_carries_more() -> None:
+    found = {mode: predict(design(), STEPS, mode, steps=600) for mode in Mode}
+    assert found[Mode.STATIC].requests_per_second < 0.8 * found[Mode.CONTINUOUS].requests_per_second
+    assert found[Mode.CONTINUOUS].requests_per_second < 1.3 * found[Mode.CHUNKED].requests_per_second
+    assert found[Mode.CHUNKED] == predict(design(), STEPS, Mode.CHUNKED, steps=600), "repeatable"
+
+
+def test_a_prediction_can_have_a_duration_and_a_batch_takes_its_longest_member() -> None:
+    short = predict(design(), STEPS, Mode.CHUNKED, duration=5.0)
+    assert 5.0 <= short.seconds < 8.0
+    assert short.tokens > 0
+    assert batch_seconds(design(), STEPS) > 40 * STEPS.step(8)
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"budget": 0.0}, "--budget"),
+        ({"long_share": 1.0}, "--long-share"),
+        ({"low_rate": -1.0}, "--low-rate"),
+        ({"output_tokens": "none"}, "--output-tokens"),
+        ({"long_prompt_tokens": "0"}, "--long-prompt-tokens"),
+    ],
+)
+def test_a_bad_option_names_its_flag(change: dict, flag: str) -> None:
+    with pytest.raises(TunerError, match=f"^{flag}: "):
+        parse_lengths(ModesOptions(**change))
+
+
+def test_a_busy_machine_and_too_few_requests_are_told() -> None:
+    from headrace_tuner.modes.design import Rates, Windows
+    from headrace_tuner.modes.run import _say_if_busy, _say_if_few
+
+    said: list[str] = []
+
+    class Stage:
+        say = staticmethod(said.append)
+
+    _say_if_busy({"load_average": 0.4, "cores": 2}, Stage())
+    _say_if_busy({"load_average": None, "cores": 2}, Stage())
+    windows = Windows(low=1, high=30, warmup=1, drain=1, full=1, full_static=1)
+    _say_if_few(Rates(low=0.5, high=2.0, capacity={}, separates=True), windows, 2, Stage())
+    assert said == []
+    _say_if_busy({"load_average": 8.0, "cores": 2}, Stage())
+    _say_if_few(Rates(low=0.1, high=0.3, capacity={}, separates=True), windows, 2, Stage())
+    assert "8.0 processes want its 2 cores" in said[0]
+    assert "only about 18 requests" in said[1]

@@ -1,0 +1,111 @@
+"""The engine's process: ends with the context, and a start that fails says why. The exposition format."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from headrace_tuner import prom_text
+from headrace_tuner.errors import TunerError
+from headrace_tuner.load import load_session
+from headrace_tuner.modes import server
+from headrace_tuner.modes.run import engine_command, out_file
+from headrace_tuner.modes.server import Engine, running_engine, wait_idle
+from headrace_tuner.server_facts import differing, facts_of, server_facts
+
+TEXT = """# HELP x y
+# TYPE a_total counter
+a_total{model="m",note="with \\"quotes\\" and , and }"} 2.5
+a_total{model="n"} 1 1700000000000
+b 7
+bad line here
+c NaN
+"""
+
+
+def test_sums_are_over_labels_and_absence_is_not_zero() -> None:
+    assert prom_text.total(TEXT, "a_total") == 3.5
+    assert prom_text.total(TEXT, "b") == 7
+    assert prom_text.total(TEXT, "a") is None
+    first = next(sample for sample in prom_text.parse(TEXT) if sample.name == "a_total")
+    assert first.labels == {"model": "m", "note": 'with \\"quotes\\" and , and }'}
+
+
+async def test_a_start_that_fails_shows_the_end_of_its_log(tmp_path) -> None:
+    async with load_session() as session:
+        with pytest.raises(TunerError, match="the engine ended with code 2") as caught:
+            async with running_engine("/nowhere", ["--no-such-flag"], session=session, log=tmp_path / "logs" / "x.log"):
+                pass
+    assert "no-such-flag" in str(caught.value)
+    assert "x.log" in str(caught.value)
+
+
+async def test_a_process_that_ignores_being_asked_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.2)
+    code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    await process.stdout.readline()
+    await server._stop(process)
+    assert process.returncode == -9
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+async def test_a_command_of_the_engine_that_fails_says_its_words() -> None:
+    with pytest.raises(TunerError, match=r"(?s)headrace_engine no-such-command failed:\n.*No such command"):
+        await engine_command("no-such-command")
+
+
+async def test_waiting_for_idleness_reads_the_gauges(server, tmp_path) -> None:
+    del server
+    answers = iter(["running 2\n", "running 1\n", "running 0\n"])
+
+    class Fake(Engine):
+        async def metrics(self) -> str:
+            return next(answers)
+
+    engine = Fake("http://nowhere", None, tmp_path / "log")
+    assert await wait_idle(engine, names=["running"], seconds=5.0)
+    answers = iter(["running 2\n"] * 100)
+    assert not await wait_idle(engine, names=["running"], seconds=0.3)
+    with pytest.raises(TunerError, match="has no series waiting"):
+        await engine.total("waiting")
+
+
+async def test_metrics_of_nobody_are_an_error(tmp_path) -> None:
+    async with load_session() as session:
+        with pytest.raises(TunerError, match=r"GET http://127\.0\.0\.1:1/metrics"):
+            await Engine("http://127.0.0.1:1", session, tmp_path / "log").metrics()
+
+
+def test_an_output_file_appears_whole(tmp_path) -> None:
+    path = out_file(tmp_path, "x.json", lambda part: part.write_text("{}") and None)
+    assert path.read_text() == "{}"
+    assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
+    with pytest.raises(TunerError, match="cannot be written"):
+        out_file(tmp_path / "none", "x.json", lambda part: part.write_text("{}") and None)
+
+
+INFO = """headrace:engine_info{model_name="m",version="0.1.0",device="cpu",dtype="float32",pretend_gpu="false"} 1
+headrace:config_info{model_name="m",knob="enable_chunked_prefill",value="true"} 1
+headrace:config_info{model_name="m",knob="prefill_chunk_size",value="64"} 1
+headrace:config_info{model_name="m",knob="prefill_chunk_size",value="32"} 0
+"""
+
+
+def test_an_engines_facts_are_the_labels_of_its_info_metrics() -> None:
+    facts = facts_of(INFO)
+    assert facts["engine"]["device"] == "cpu"
+    assert facts["config"] == {"enable_chunked_prefill": "true", "prefill_chunk_size": "64"}
+    wanted = {"enable_chunked_prefill": True, "prefill_chunk_size": 64, "batching": "static"}
+    assert differing(facts["config"], wanted) == []
+    assert differing(facts["config"], {"enable_chunked_prefill": False, "prefill_chunk_size": None}) == [
+        "enable_chunked_prefill is true, not false", "prefill_chunk_size is 64, not ",
+    ]  # fmt: skip
+
+
+async def test_a_server_that_says_nothing_is_no_error(server) -> None:
+    async with load_session() as session:
+        assert await server_facts(session, server.url) == {}
+        assert await server_facts(session, "http://127.0.0.1:1") == {}

@@ -1,0 +1,130 @@
+"""An engine in a process of its own, on free loopback ports, with its log kept; ended by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+
+from headrace_tuner import prom_text
+from headrace_tuner.errors import TunerError
+
+START_SECONDS = 180.0
+STOP_SECONDS = 15.0
+POLL_SECONDS = 0.2
+TAIL = 2000  # characters of a log that an error shows
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine."""
+
+    url: str
+    session: aiohttp.ClientSession
+    log: Path
+
+    async def metrics(self) -> str:
+        """Its exposition. Raises `TunerError`."""
+        try:
+            async with self.session.get(f"{self.url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as response:
+                if response.status != HTTPStatus.OK:
+                    raise TunerError(f"GET {self.url}/metrics: HTTP {response.status}")
+                return await response.text()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise TunerError(f"GET {self.url}/metrics: {error or type(error).__name__}; see {self.log}") from error
+
+    async def total(self, name: str) -> float:
+        """Sum of a series over all labels. Raises `TunerError` where it is absent."""
+        found = prom_text.total(await self.metrics(), name)
+        if found is None:
+            raise TunerError(f"GET {self.url}/metrics: has no series {name}")
+        return found
+
+
+@asynccontextmanager
+async def running_engine(
+    model: str, flags: Sequence[str], *, session: aiohttp.ClientSession, log: Path, name: str = "bench"
+) -> AsyncIterator[Engine]:
+    """`headrace serve MODEL FLAGS` until the context ends. Raises `TunerError` with the end of its log."""
+    port, admin = _free_ports(2)
+    command = [sys.executable, "-m", "headrace_engine", "serve", model, "--host", "127.0.0.1", "--port", str(port)]
+    command += [
+        "--admin-port",
+        str(admin),
+        "--served-model-name",
+        name,
+        "--log-format",
+        "json",
+        "--drain-timeout",
+        "1",
+        *flags,
+    ]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        # A session of its own: Ctrl-C on the terminal reaches us alone, and we end it in order.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        engine = Engine(f"http://127.0.0.1:{port}", session, log)
+        try:
+            await _until_ready(engine, process, command)
+            yield engine
+        finally:
+            await asyncio.shield(_stop(process))
+
+
+async def wait_idle(engine: Engine, *, names: Sequence[str], seconds: float) -> bool:
+    """Wait until the sum of some gauges is 0; whether it became so."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < deadline:
+        if not sum([await engine.total(name) for name in names]):
+            return True
+        await asyncio.sleep(POLL_SECONDS)
+    return False
+
+
+async def _until_ready(engine: Engine, process: asyncio.subprocess.Process, command: Sequence[str]) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_SECONDS
+    while loop.time() < deadline:
+        if process.returncode is not None:
+            raise TunerError(f"the engine ended with code {process.returncode}. {_about(engine, command)}")
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            limit = aiohttp.ClientTimeout(total=5)
+            async with engine.session.get(f"{engine.url}/health/ready", timeout=limit) as response:
+                if response.status == HTTPStatus.OK:
+                    return
+        await asyncio.sleep(POLL_SECONDS)
+    raise TunerError(f"the engine was not ready after {START_SECONDS:g} s. {_about(engine, command)}")
+
+
+def _about(engine: Engine, command: Sequence[str]) -> str:
+    tail = engine.log.read_text(errors="replace")[-TAIL:].strip()
+    return f"The command was: {' '.join(command)}\nIts log ({engine.log}) ends with:\n{tail}"
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in found]
