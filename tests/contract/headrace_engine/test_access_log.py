@@ -88,6 +88,22 @@ async def test_refusals_have_their_code_and_no_tokens(serve: Serve, lines: Any) 
     assert all("call_id" not in line for line in got)
 
 
+async def test_what_the_scheduler_refused_is_logged_without_generations(serve: Serve, lines: Any, gate: Any) -> None:
+    server = await serve(max_num_seqs=1, max_queue_len=0)
+    steps = gate(server)
+    first = asyncio.create_task(server.complete(max_tokens=2, ignore_eos=True))
+    await steps.begun(1)
+    second = asyncio.create_task(server.complete(max_tokens=2, ignore_eos=True))
+    while sum(bool(call.generations) for call in server.state.calls._live) < 2:
+        await asyncio.sleep(0.002)
+    steps.open()
+    assert ((await first).status_code, (await second).status_code) == (200, 429)
+    by_status = {line["status"]: line for line in await logged(lines, 2)}
+    assert by_status[429]["error"] == "queue_full"
+    assert "call_id" not in by_status[429]
+    assert by_status[200]["output_tokens"] == 2
+
+
 async def test_probes_are_not_logged_but_admin_calls_are(serve: Serve, lines: Any) -> None:
     server = await serve()
     for path in ("/health/live", "/health/ready", "/metrics", "/version"):

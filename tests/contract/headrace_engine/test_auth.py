@@ -162,6 +162,12 @@ def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
             ApiKeys(path)
 
 
+def test_no_other_key_is_like_one(tmp_path: Path) -> None:
+    """Among 3,000 there are some whose hash begins as that of the key does."""
+    keys = ApiKeys(keyed(tmp_path / "keys", "a:sk-1"))
+    assert [key for key in (f"sk-{number}" for number in range(3000)) if keys.label_of(key)] == ["sk-1"]
+
+
 def test_a_key_may_hold_colons_behind_its_name(tmp_path: Path) -> None:
     keys = ApiKeys(keyed(tmp_path / "keys", "name:a:b:c\n_x:y\n"))
     assert keys.label_of("a:b:c") == "name"
