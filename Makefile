@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 KEEP ?=
 PYTEST_ARGS ?=
+# Processes that share the unit, property and contract tests, each with one thread for torch.
+WORKERS ?= 2
 
 .PHONY: help demo test nightly lint types format unit apiserver e2e binaries model generate constraints bench bench-modes clean
 
@@ -38,7 +40,7 @@ format: $(INSTALLED) ## Rewrite sources in the project's style
 	$(BIN)/ruff format .
 
 unit: $(INSTALLED) model ## Unit, property and contract tests
-	$(BIN)/python -m pytest tests/unit tests/property tests/contract $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/property tests/contract -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 apiserver: $(INSTALLED) binaries ## Tests against the real API server, and of the chart
 	$(BIN)/python -m pytest tests/apiserver tests/chart $(PYTEST_ARGS)
