@@ -109,8 +109,8 @@ def _queue_full(request: Request, ledger: Ledger) -> tuple[str, float] | None:
     limit = config.max_queue_tokens
     # A fork has nothing to prefill while its sibling will.
     prompt = 0 if ledger.sibling_of(request) is not None else len(request.prompt_token_ids)
-    # An empty queue takes any prompt: waiting would not make it shorter.
-    if limit is None or not len(waiting) or waiting.tokens + prompt <= limit:
+    # A queue with nothing to prefill takes any prompt: waiting would not make it shorter.
+    if limit is None or not waiting.tokens or waiting.tokens + prompt <= limit:
         return None
     mean = waiting.tokens / len(waiting)
     message = f"{waiting.tokens} tokens wait, with this prompt's {prompt} that exceeds max_queue_tokens {limit}"

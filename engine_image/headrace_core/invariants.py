@@ -102,6 +102,8 @@ def _waiting(ledger: Ledger) -> Iterator[str]:
             yield f"{seq!r} waits but holds blocks or computed positions"
         if seq.target != len(seq.tokens):
             yield f"{seq!r} waits with target {seq.target}"
+        if seq.started and not seq.evicted:
+            yield f"{seq!r} waits for its first chunk but counts as started"
 
 
 def _forks(ledger: Ledger) -> Iterator[str]:

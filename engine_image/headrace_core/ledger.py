@@ -90,6 +90,7 @@ class Ledger:
         del self.running[seq.request_id]
         self._withdraw(seq)
         seq.sibling = None
+        seq.started = False
         self.waiting.push(seq)
 
     def promote_fork(self, sibling: Sequence) -> Sequence | None:

@@ -48,7 +48,7 @@ class Sequence:
         self.prompt_len = self.target = len(self.tokens)
         self.phase = Phase.WAITING
         self.sibling: Sequence | None = None  # whose prefill it waits for, and until the commit shares
-        self.started = False  # a first chunk was planned once
+        self.started = False  # a first chunk was planned once, and the driver is told at its commit
         self.begun = False  # a chunk was planned since it last left the queue
         self.evicted = False  # once, at least: waits at the front, and keeps its blocks until it made progress
 

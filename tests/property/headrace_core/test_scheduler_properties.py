@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, event, example, given, note, settings
 from hypothesis import Phase as Part
 from hypothesis import strategies as st
@@ -18,7 +19,10 @@ from hypothesis.stateful import (
 from headrace_core import invariants
 from headrace_core.events import FinishReason
 
+pytestmark = pytest.mark.timeout(1200)  # a failing example takes minutes to shrink, and is worth them
+
 VOCABULARY = 50
+EXAMPLES = max(40, settings.default.max_examples // 2)  # each is some forty calls, all checked
 PARTS = (Part.explicit, Part.reuse, Part.generate, Part.shrink)
 
 
@@ -142,7 +146,7 @@ def test_any_order_of_calls(harness: Any) -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=40,
+            max_examples=EXAMPLES,
             stateful_step_count=40,
             deadline=None,
             phases=PARTS,
@@ -181,7 +185,7 @@ def loads(draw: st.DrawFn) -> tuple[dict[str, object], int, list[Arrival]]:
     return knobs, usable + 1, requests
 
 
-@settings(max_examples=80, deadline=None, phases=PARTS, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2 * EXAMPLES, deadline=None, phases=PARTS, suppress_health_check=[HealthCheck.too_slow])
 @given(load=loads(), turns=st.dictionaries(st.integers(0, 30), changes, max_size=3), expected=expectations)
 def test_a_whole_run_gives_what_the_model_gives_alone(
     harness: Any, load: tuple[dict[str, object], int, list[Arrival]], turns: dict[int, dict[str, object]], expected: int
@@ -203,7 +207,7 @@ def test_a_whole_run_gives_what_the_model_gives_alone(
     event(f"evictions: {min(3, driver.scheduler.stats().preemptions)}")
 
 
-@settings(max_examples=80, deadline=None, phases=PARTS)
+@settings(max_examples=2 * EXAMPLES, deadline=None, phases=PARTS)
 @example(seed=47)  # without its shield a sequence is evicted twice at the same length
 @example(seed=16)  # without the rule, a request is admitted in the step that evicted another
 @given(seed=st.integers(0, 2**32))

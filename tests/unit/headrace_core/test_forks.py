@@ -3,7 +3,7 @@
 import pytest
 
 from headrace_core import invariants
-from headrace_core.events import Finished, FinishReason, Rejected, Started, StepResult, Token
+from headrace_core.events import Admitted, Finished, FinishReason, Rejected, Started, StepResult, Token
 
 PROMPT = tuple(range(100, 106))  # a block and a half
 
@@ -171,7 +171,9 @@ def test_a_failed_sibling_sends_a_fork_back_to_the_queue(driver) -> None:
     outcomes = d.scheduler.commit(plan, StepResult(tokens={}, failed=frozenset("a")), d.now)
     invariants.check(d.scheduler)
     assert outcomes == (Started("a", 3.0), Finished("a", FinishReason.ERROR, 0))
-    assert d.step() == "b+6!", "its blocks may be as wrong as the sibling's"
+    plan = d.plan()
+    assert d.shorthand(plan) == "b+6!", "its blocks may be as wrong as the sibling's"
+    assert d.commit(plan) == (Started("b", d.now - 1), Token("b", 100, 0)), "it starts now, and is told so once"
 
 
 def test_a_failed_fork_leaves_its_sibling_alone(driver) -> None:
@@ -232,6 +234,14 @@ def test_queue_limits_count_forks_as_requests_and_not_their_tokens(driver) -> No
     d.submit("a", PROMPT)
     d.submit("b", PROMPT, fork_of="a")
     assert isinstance(d.submit("c", PROMPT, fork_of="a"), Rejected)
+
+
+def test_a_queue_of_forks_alone_takes_any_prompt(driver) -> None:
+    d = driver(max_queue_tokens=10, max_num_batched_tokens=8)
+    submit_forks(d, "ab", prompt=tuple(range(9)))
+    d.plan()  # the first chunk of a; b waits for the last
+    assert (d.scheduler.stats().waiting, d.scheduler.stats().waiting_tokens) == (1, 0)
+    assert isinstance(d.submit("c", 20), Admitted)
 
 
 def test_forks_publish_what_they_generate(driver) -> None:
