@@ -25,10 +25,9 @@ COPIES = {"helm/headrace/files/operator-rbac.yaml": "operator/headrace_operator/
 
 def repository_root() -> Path:
     """The checkout that this module lies in. Raises FileNotFoundError for an installed copy."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "pyproject.toml").exists():
-        raise FileNotFoundError(f"{root} is not a checkout of Headrace: run this from one")
-    return root
+    if not (_CHECKOUT / "pyproject.toml").exists():
+        raise FileNotFoundError(f"{_CHECKOUT} is not a checkout of Headrace: run this from one")
+    return _CHECKOUT
 
 
 def render() -> dict[str, str]:

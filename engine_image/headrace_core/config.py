@@ -369,6 +369,11 @@ class EngineConfig:
         return {knob.name: getattr(self, knob.name) for knob in HOT_KNOBS}
 
 
+def spelled(value: object) -> str:
+    """A knob's value as JSON spells it, and as the config metric has it; empty for none."""
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def resolve(
     values: Mapping[str, object], *, device: str = "cpu", ceilings: Mapping[str, int] | None = None
 ) -> EngineConfig:

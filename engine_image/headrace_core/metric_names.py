@@ -29,6 +29,7 @@ class MetricKind(StrEnum):
 DECISION_LABELS = ("model_name", "config_generation", "revision")
 STATE_LABELS = ("model_name",)
 VLLM_LABELS = ("model_name", "engine")
+VLLM_ENGINE = "0"  # the label of one of several engines in a process
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,

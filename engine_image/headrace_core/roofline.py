@@ -86,9 +86,9 @@ class StepCost:
         return (self.read_bytes + self.write_bytes) / possible if possible > 0 else 0.0
 
 
-def step_shapes(model: ModelShape, seqs: Sequence[ScheduledSeq]) -> dict[int | None, StepShape]:
-    """The shape of a step as the layers with each window see it."""
-    return {window: StepShape.of(seqs, window=window) for window in model.windows}
+def step_shapes(model: ModelShape, seqs: Sequence[ScheduledSeq], whole: StepShape) -> dict[int | None, StepShape]:
+    """The shape of a step as the layers with each window see it; `whole` as those see it that have none."""
+    return {window: whole if window is None else StepShape.of(seqs, window=window) for window in model.windows}
 
 
 def step_cost(model: ModelShape, shapes: Mapping[int | None, StepShape]) -> StepCost:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace_engine.auth import OPEN_PATHS
 from headrace_engine.calls import CLIENT_CLOSED, Call
-from headrace_engine.http_errors import answer, failed
+from headrace_engine.http_errors import answer, unexpected
 from headrace_engine.logs import ACCESS
 from headrace_engine.state import Phase, ServerState
 from headrace_engine.tracing import Tracing, trace_id
@@ -64,7 +64,7 @@ class CallLog:
             # The inner layers have answered and logged what happened in a route. What is left is between the layers.
             if not exchange.call.status:
                 log.exception("unexpected error in %s %s", exchange.call.method, exchange.call.path)
-                whole = answer(failed(f"unexpected {type(error).__name__} in the server; its log has the details"))
+                whole = answer(unexpected(error))
                 await whole(scope, exchange.receive, exchange.send)
 
     def _end(self, call: Call, *, quiet: bool) -> None:

@@ -20,13 +20,19 @@ SHOWN_CHARS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a template renders."""
+    """What a template renders. `add_generation_prompt` None: unless the last message is to be continued."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
     variables: Mapping[str, Any]
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+
+    @property
+    def begins_answer(self) -> bool:
+        """Whether the template opens the assistant's turn."""
+        asked = self.add_generation_prompt
+        return not self.continue_final_message if asked is None else asked
 
     @property
     def size(self) -> int:
@@ -93,7 +99,7 @@ class ChatTemplate:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages, tools=[tool.for_template() for tool in talk.tools] or None, tokenize=False,
-                add_generation_prompt=talk.add_generation_prompt, continue_final_message=talk.continue_final_message,
+                add_generation_prompt=talk.begins_answer, continue_final_message=talk.continue_final_message,
                 **talk.variables,
             )  # fmt: skip
             text.encode()

@@ -157,7 +157,7 @@ def _run_server(settings: Settings) -> None:
 
     logs.configure(as_json=settings.json_logs, access_log=settings.access_log)
     if settings.json_logs:
-        _hush_progress()
+        hush_progress()
     log = logging.getLogger("headrace_engine")
     log.info("loading %s", settings.model)
     if settings.admin_token is None and not settings.on_loopback:
@@ -175,7 +175,8 @@ def _run_server(settings: Settings) -> None:
     server.serve(settings, on_ready=ready)
 
 
-def _hush_progress() -> None:
+def hush_progress() -> None:
+    """Keep transformers' progress bars off the terminal."""
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -227,7 +228,7 @@ def bench_engine(
     from headrace_engine import device as devices  # noqa: PLC0415
 
     with plain_errors():
-        _hush_progress()
+        hush_progress()
         torch.set_num_threads(threads or devices.available_cores())
         chosen = devices.pick_device(device)
         flags: dict[str, KnobValue] = {"dtype": dtype, "block_size": block_size}

@@ -14,8 +14,6 @@ from headrace_engine.openai_messages import NamedChoice
 from headrace_engine.openai_schema import ChatBody, GenerationBody
 from headrace_engine.tool_grammar import forced_schema
 
-UNSUPPORTED = "unsupported_parameter"
-
 
 @dataclass(frozen=True, slots=True)
 class Constraint:

@@ -21,7 +21,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Any, prompt: Sequence[int], *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._hidden = _hidden_ids(tokenizer) if skip_special else frozenset[int]()
+        self._hidden = special_ids(tokenizer) if skip_special else frozenset[int]()
         self._ids = self._tail(prompt)  # the window: what came before has no influence on what comes
         self._shown = len(self._decode(self._ids))  # characters of the window's text that were returned
         self._clean = 0  # the window's newest token border before the last that was a character border too
@@ -94,7 +94,7 @@ class Detokenizer:
 
 
 @functools.lru_cache(maxsize=8)
-def _hidden_ids(tokenizer: Any) -> frozenset[int]:
+def special_ids(tokenizer: Any) -> frozenset[int]:
     """Special tokens, which show no text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset(token for token, about in added.items() if about.special)

@@ -51,6 +51,11 @@ def failed(message: str) -> ApiError:
     return ApiError(500, message, kind="server_error", code="engine_error")
 
 
+def unexpected(error: Exception) -> ApiError:
+    """500 for a bug: its name is for the client, the rest for the log."""
+    return failed(f"unexpected {type(error).__name__} in the server; its log has the details")
+
+
 def from_rejected(rejected: Rejected) -> ApiError:
     """The scheduler's refusal: 429 for a full queue, else 400."""
     if rejected.reason is RejectReason.QUEUE_FULL:
@@ -116,4 +121,4 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
-    return answer(failed(f"unexpected {type(error).__name__} in the server; its log has the details"))
+    return answer(unexpected(error))

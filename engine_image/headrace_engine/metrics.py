@@ -11,7 +11,7 @@ from collections.abc import Callable
 import prometheus_client
 
 from headrace_core import metric_names as names
-from headrace_core.config import EngineConfig
+from headrace_core.config import EngineConfig, spelled
 from headrace_core.cost_model import CostModel
 from headrace_core.events import FinishReason, RejectReason, Request, SchedulerStats, StepPlan
 from headrace_core.metric_names import Metric, MetricKind
@@ -26,7 +26,6 @@ from headrace_engine.step_metrics import StepMetrics
 MIXED = "mixed"
 # Series of older generations are dropped: Prometheus has them, and each costs a scrape some hundred lines.
 KEPT_GENERATIONS = 4
-ENGINE = "0"  # vLLM's label for one of several engines in a process
 WELL = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _NEVER = 2**31
 
@@ -101,7 +100,7 @@ class EngineMetrics:
             self._generation, self._revision = generation, revision
             self._table.drop(names.CONFIG_INFO, lambda _: True)
             for knob, value in config.hot_values().items():
-                labels = (self._model, str(generation), revision, knob, _text(value))
+                labels = (self._model, str(generation), revision, knob, spelled(value))
                 self._table.value(names.CONFIG_INFO, *labels).value = 1
             self._values[names.CONFIG_GENERATION.name].value = generation
             self._drop_generations(lambda known: known != MIXED and int(known) <= generation - KEPT_GENERATIONS)
@@ -119,7 +118,7 @@ class EngineMetrics:
             str(config.block_size), str(num_blocks), str(config.gpu_memory_utilization), config.kv_cache_dtype,
             str(config.enable_prefix_caching),
         )  # fmt: skip
-        self._table.value(names.VLLM_CACHE_INFO, self._model, ENGINE, *about).value = 1
+        self._table.value(names.VLLM_CACHE_INFO, self._model, names.VLLM_ENGINE, *about).value = 1
 
     def set_model(self, shape: ModelShape, peaks: Peaks) -> None:
         """What MFU and MBU are computed from."""
@@ -143,13 +142,9 @@ class EngineMetrics:
             times.siblings = lead.siblings
             times.siblings.n += 1
         self._live[request.request_id] = times
-        self.admitted(times.prompt_tokens)
-        return times
-
-    def admitted(self, prompt_tokens: int) -> None:
-        """A request was queued."""
         with self._table.lock:
-            self._current.add(names.PROMPT_TOKENS, prompt_tokens)
+            self._current.add(names.PROMPT_TOKENS, times.prompt_tokens)
+        return times
 
     def rejected(self, reason: RejectReason, *, retry_after: float | None = None) -> None:
         """A request was refused; `retry_after` are the seconds that its client was told to wait."""
@@ -338,7 +333,7 @@ class EngineMetrics:
         """The series of a metric whose labels are all known at start."""
         base: tuple[str, ...]
         if metric.labels[:2] == names.VLLM_LABELS:
-            base = (self._model, ENGINE)
+            base = (self._model, names.VLLM_ENGINE)
         elif metric.labels[:1] == names.STATE_LABELS and "config_generation" not in metric.labels:
             base = (self._model,)
         else:
@@ -365,11 +360,6 @@ def _single_targets(slo: SloSet) -> dict[str, SloSet]:
         for target in TARGETS
         if (seconds := slo.threshold(target)) is not None
     }
-
-
-def _text(value: object) -> str:
-    """A knob's value as JSON spells it; empty for none."""
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 __all__ = ["MIXED", "EngineMetrics", "RequestTimes"]

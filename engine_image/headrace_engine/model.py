@@ -105,18 +105,22 @@ def wrap_model(module: Any, tokenizer: Any, *, name: str, eos: frozenset[int] = 
     )
 
 
+def dequantizing(source: Source) -> dict[str, Any]:
+    """What `from_pretrained` must be told to read a GGUF file's weights as plain numbers; nothing for other files."""
+    if source.gguf is None:
+        return {}
+    from transformers import GgufConfig  # noqa: PLC0415  (absent from older transformers)
+
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
 def _load_weights(source: Source, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """The module, and what transformers says of tensors that are missing, too many or of another shape."""
-    extra: dict[str, Any] = {}
-    if source.gguf is not None:
-        from transformers import GgufConfig  # noqa: PLC0415  (absent from older transformers)
-
-        extra["quantization_config"] = GgufConfig(dequantize=True)
     with _no_report():
         # The choice of attention is stored in the config object: never share one between two models.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source.location, config=copy.deepcopy(config), attn_implementation=IMPLEMENTATION, dtype=dtype,
-            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **extra,
+            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **dequantizing(source),
         )  # fmt: skip
     return loaded[0], loaded[1]
 

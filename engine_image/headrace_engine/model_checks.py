@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from headrace_engine.attention import IMPLEMENTATION
+from headrace_engine.device import dtype_name
 from headrace_engine.errors import ModelError
-from headrace_engine.weights import Source
+from headrace_engine.weights import Source, and_more
 
 PAGEABLE_LAYERS = ("full_attention", "sliding_attention")
 OTHER_SENSES = ("vision_config", "audio_config", "vision_tower", "speech_config")
@@ -60,20 +61,20 @@ def refuse_partial(source: Source, module: Any, info: Mapping[str, Any]) -> None
     if wrong := sorted(info["mismatched_keys"]):
         tensor, held, wanted = wrong[0]
         raise ModelError(
-            f"{source.file_of(tensor)}: tensor {tensor}{_and_more(wrong)} has the shape {list(held)}, but by "
+            f"{source.file_of(tensor)}: tensor {tensor}{and_more(wrong)} has the shape {list(held)}, but by "
             f"{_config_of(source)} {name} needs {list(wanted)}: config and weights do not belong together; copy both "
             "again"
         )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
-            f"{source.file_of('')} holds no tensor {missing[0]}{_and_more(missing)}, which {name} needs; its values "
+            f"{source.file_of('')} holds no tensor {missing[0]}{and_more(missing)}, which {name} needs; its values "
             f"would be random. Copy the complete weights, or correct {_config_of(source)}"
         )
     dropped = _dropped_from_gguf(source, module)
     extra = dropped + sorted(key for key in info["unexpected_keys"] if not HARMLESS.search(key))
     if extra:
         raise ModelError(
-            f"{source.file_of(extra[0])} holds tensor {extra[0]}{_and_more(extra)}, for which {name} has no place by "
+            f"{source.file_of(extra[0])} holds tensor {extra[0]}{and_more(extra)}, for which {name} has no place by "
             f"{_config_of(source)}: config and weights do not belong together; copy both again"
         )
     if info.get("error_msgs"):
@@ -91,7 +92,7 @@ def refuse_non_finite(source: Source, module: Any) -> None:
         if bad:
             raise ModelError(
                 f"{source.file_of(name)}: tensor {name} holds {bad} numbers that are NaN or infinite (of "
-                f"{weight.numel()}, as {str(weight.dtype).removeprefix('torch.')}): copy the weights again; with "
+                f"{weight.numel()}, as {dtype_name(weight.dtype)}): copy the weights again; with "
                 "--dtype float16 they may be too large for it: try bfloat16"
             )
 
@@ -167,10 +168,6 @@ def reason_of(error: Exception) -> str:
 
 def _config_of(source: Source) -> str:
     return f"{source.gguf.path.name}'s metadata" if source.gguf is not None else "config.json"
-
-
-def _and_more(found: list[Any]) -> str:
-    return f" (and {len(found) - 1} more)" if len(found) > 1 else ""
 
 
 def _dropped_from_gguf(source: Source, module: Any) -> list[str]:

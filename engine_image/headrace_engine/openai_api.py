@@ -106,7 +106,6 @@ class OpenAiApi:
         arrival = time.monotonic()
         engine = self._state.accepting()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._state.in_flight())
             backend = self._backend_of(engine)
             body = await self._read(request, backend, kind)
             self._check_model(body.model)

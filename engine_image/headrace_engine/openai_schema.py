@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
@@ -235,12 +235,7 @@ class ChatBody(GenerationBody):
                 f"max_tokens {self.max_tokens} and max_completion_tokens {self.max_completion_tokens} are the same "
                 "limit: give one", param="max_completion_tokens", code="invalid_value",
             )  # fmt: skip
-        check_conversation(self.messages, self.tools)
-        if self.add_generation_prompt and self.continue_final_message:
-            raise invalid(
-                "continue_final_message goes on with the last message, add_generation_prompt begins another: set one",
-                param="continue_final_message", code="invalid_value",
-            )  # fmt: skip
+        check_conversation(self, self.messages)
         self._check_choice()
 
     def _check_choice(self) -> None:
@@ -255,14 +250,27 @@ class ChatBody(GenerationBody):
             )  # fmt: skip
 
 
-def check_conversation(messages: list[Message], tools: list[Tool] | None) -> None:
-    """What is between the fields of messages and tools. Raises `ApiError` 400."""
+class Talk(Protocol):
+    """The fields of a body that say how its messages are rendered."""
+
+    tools: list[Tool] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+
+
+def check_conversation(body: Talk, messages: list[Message]) -> None:
+    """What is between the fields of messages, tools and rendering. Raises `ApiError` 400."""
     for at, message in enumerate(messages):
         if (problem := message.problem()) is not None:
             code = "missing_required_parameter" if "missing" in problem else "invalid_value"
             raise invalid(f"messages[{at}]: {problem}", param="messages", code=code)
-    if (name := doubled(tools or ())) is not None:
+    if (name := doubled(body.tools or ())) is not None:
         raise invalid(f"tools has two functions named {name!r}: rename one", param="tools", code="invalid_value")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise invalid(
+            "continue_final_message goes on with the last message, add_generation_prompt begins another: set one",
+            param="continue_final_message", code="invalid_value",
+        )  # fmt: skip
 
 
 T = TypeVar("T", bound=Strict)

@@ -37,12 +37,7 @@ class TokenizeBody(Strict):
                 param="prompt" if self.messages is None else "messages",
                 code="missing_required_parameter" if self.messages is None else "conflicting_parameters",
             )
-        check_conversation(self.messages or [], self.tools)
-        if self.add_generation_prompt and self.continue_final_message:
-            raise invalid(
-                "continue_final_message goes on with the last message, add_generation_prompt begins another: set one",
-                param="continue_final_message", code="invalid_value",
-            )  # fmt: skip
+        check_conversation(self, self.messages or [])
 
 
 class DetokenizeBody(Strict):
@@ -57,10 +52,9 @@ async def tokenize(body: TokenizeBody, prompts: Prompts) -> dict[str, Any]:
     if body.messages is None:
         ids = await prompts.encode(body.prompt or "", special=body.add_special_tokens is not False)
     else:
-        add = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
         talk = Conversation(
             messages=body.messages, tools=body.tools or [], variables=body.chat_template_kwargs or {},
-            add_generation_prompt=add, continue_final_message=body.continue_final_message,
+            add_generation_prompt=body.add_generation_prompt, continue_final_message=body.continue_final_message,
         )  # fmt: skip
         ids = await prompts.of_conversation(talk, special=bool(body.add_special_tokens))
     names = await prompts.pieces(ids) if body.return_token_strs else None

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from headrace_core.events import ScheduledSeq
 from headrace_engine.attention import IMPLEMENTATION
+from headrace_engine.device import dtype_name
 from headrace_engine.errors import ModelError
 from headrace_engine.kv_cache import LayerShape, make_pool
 from headrace_engine.model import LoadedModel
@@ -174,17 +175,13 @@ def _check_finite(model: LoadedModel, ours: torch.Tensor, *, plain: torch.Tensor
     if any(broken):
         where = "" if broken[0] else _stored(model, stored)
         raise ModelError(
-            f"{model.architecture} answers NaN in {_name(model.dtype)}{where}: its numbers are too large for that "
+            f"{model.architecture} answers NaN in {dtype_name(model.dtype)}{where}: its numbers are too large for that "
             "format. Serve it with --dtype bfloat16 or float32 (and --kv-cache-dtype auto)"
         )
 
 
 def _stored(model: LoadedModel, stored: torch.dtype) -> str:
-    return "" if stored == model.dtype else f" with KV blocks in {_name(stored)}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return "" if stored == model.dtype else f" with KV blocks in {dtype_name(stored)}"
 
 
 def _plain_logits(model: LoadedModel, request: int) -> torch.Tensor:

@@ -56,10 +56,10 @@ class Prompts:
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-        add = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
         talk = Conversation(
             messages=body.messages, tools=[] if body.choice_of_tools == "none" else body.tools or [],
-            variables=variables, add_generation_prompt=add, continue_final_message=body.continue_final_message,
+            variables=variables, add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
         )  # fmt: skip
         ids = await self.of_conversation(talk)
         if not ids:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from enum import StrEnum
 
-from headrace_engine.calls import Calls, Clock, current_call
+from headrace_engine.calls import Calls, Clock
 from headrace_engine.engine import Engine
 from headrace_engine.heartbeat import Heartbeat
 from headrace_engine.http_errors import unavailable
@@ -66,17 +66,8 @@ class ServerState:
         return self.loaded()
 
     @contextlib.contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """Work that a drain waits for. Within an HTTP call nothing is added: that is counted from its body's end on."""
-        if current_call() is not None:
-            yield
-            return
-        with self.counted():
-            yield
-
-    @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """A drain waits for this."""
+        """A call that a drain waits for: from the end of its body on."""
         self._in_flight += 1
         self._idle.clear()
         try:

@@ -7,7 +7,7 @@ import math
 from headrace_core import metric_names as names
 from headrace_core.cost_model import CostModel, StepShape
 from headrace_core.events import StepPlan
-from headrace_core.roofline import ModelShape, Peaks, StepCost, step_cost
+from headrace_core.roofline import ModelShape, Peaks, StepCost, step_cost, step_shapes
 from headrace_engine.decision_series import DecisionSeries
 from headrace_engine.series import SeriesTable
 
@@ -23,7 +23,7 @@ class StepMetrics:
         self._peaks = Peaks()
         self._recent = StepCost(0.0, 0.0, 0.0)
         self._recent_seconds = 0.0
-        vllm = (model_name, "0")
+        vllm = (model_name, names.VLLM_ENGINE)
         self._iteration = table.histogram(names.VLLM_ITERATION_TOKENS, *vllm, bounds=names.ITERATION_BUCKETS)
         self._flops = table.value(names.VLLM_FLOPS, *vllm)
         self._read = table.value(names.VLLM_READ_BYTES, *vllm)
@@ -73,11 +73,7 @@ class StepMetrics:
 
     def _utilise(self, series: DecisionSeries, plan: StepPlan, shape: StepShape, seconds: float) -> None:
         assert self._shape is not None  # noqa: S101  (for the type checker)
-        shapes = {
-            window: shape if window is None else StepShape.of(plan.seqs, window=window)
-            for window in self._shape.windows
-        }  # fmt: skip
-        cost = step_cost(self._shape, shapes)
+        cost = step_cost(self._shape, step_shapes(self._shape, plan.seqs, shape))
         series.add(names.FLOPS, cost.flops)
         series.add(names.MEMORY_BYTES, cost.read_bytes, "read")
         series.add(names.MEMORY_BYTES, cost.write_bytes, "write")

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from headrace_core.events import FinishReason
-from headrace_engine.http_errors import ApiError, failed, invalid
+from headrace_engine.http_errors import ApiError, failed, invalid, unexpected
 from headrace_engine.lanes import Lanes
 from headrace_engine.outputs import Delta, Done, Event, PromptScored
 from headrace_engine.responses import ChoiceWriter, Shape, whole_body
@@ -156,7 +156,7 @@ class _Stream:
         except Exception as error:
             # The headers are gone: this is the only way left to say that the text is not whole.
             log.exception("a stream broke off")
-            yield _error(failed(f"unexpected {type(error).__name__} in the server; its log has the details"))
+            yield _error(unexpected(error))
         else:
             if self._shape.usage:
                 yield self._chunk(None, usage=self._shape.usage_of(sum(self._tokens.values()), cached=self._cached))

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from headrace_engine.detokenize import special_ids
+
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
@@ -17,7 +19,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._added = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
-        self._special = frozenset(token for token, added in tokenizer.added_tokens_decoder.items() if added.special)
+        self._special = special_ids(tokenizer)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()

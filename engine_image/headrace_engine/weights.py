@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,13 +140,14 @@ def _check_index(folder: Path) -> dict[str, str]:
     lost = sorted(tensor for tensor, name in files.items() if tensor not in held[name])
     if lost:
         raise ModelError(
-            f"{index} says that {folder / files[lost[0]]} holds tensor {lost[0]}{_more(lost)}, but it does not: "
+            f"{index} says that {folder / files[lost[0]]} holds tensor {lost[0]}{and_more(lost)}, but it does not: "
             "index and files are of different models; copy both again"
         )
     return files
 
 
-def _more(names: list[str]) -> str:
+def and_more(names: Sized) -> str:
+    """How many there are beside the one that a message names."""
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 

@@ -20,11 +20,12 @@ PACKAGES = ("headrace", "aiohttp", "torch", "transformers")
 
 def describe_machine() -> dict[str, Any]:
     """JSON-ready facts. Versions are read from the installed packages; none is imported."""
+    cpuinfo = _cpuinfo()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": cpu_model(_cpuinfo()),
-        "cpu_features": cpu_features(_cpuinfo()),
+        "cpu": cpu_model(cpuinfo),
+        "cpu_features": cpu_features(cpuinfo),
         "cores": cores(),
         "cores_of_machine": os.cpu_count(),
         "memory_bytes": _memory(),

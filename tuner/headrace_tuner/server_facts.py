@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from headrace_core import metric_names as metrics
+from headrace_core.config import spelled
 from headrace_tuner import prom_text
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -39,9 +40,9 @@ def facts_of(exposition: str) -> dict[str, Any]:
 def differing(config: Mapping[str, str], wanted: Mapping[str, Any]) -> list[str]:
     """Knobs that a server has in force with another value than `wanted`, in words."""
     return [
-        f"{name} is {config[name]}, not {_text(value)}"
+        f"{name} is {config[name]}, not {spelled(value)}"
         for name, value in wanted.items()
-        if name in config and config[name] != _text(value)
+        if name in config and config[name] != spelled(value)
     ]
 
 
@@ -51,8 +52,3 @@ async def _get(session: aiohttp.ClientSession, url: str) -> str | None:
             if response.status == HTTPStatus.OK:
                 return (await response.text()).strip()
     return None
-
-
-def _text(value: object) -> str:
-    """As the config metric spells it."""
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -78,7 +78,7 @@ def plan_load(workload: Workload, seed: int) -> tuple[PlannedRequest, ...]:
     """The requests of one window, in order of arrival."""
     rng = random.Random(seed)  # noqa: S311  (repeatable, not secret)
     arrivals = sorted(rng.uniform(0, workload.duration) for _ in range(workload.requests))
-    kinds = _kinds(workload, rng)
+    kinds = mix(workload.requests, long_share=workload.long_share, rng=rng)
     return tuple(_request(workload, rng, at=at, kind=kind) for at, kind in zip(arrivals, kinds, strict=True))
 
 
@@ -96,17 +96,18 @@ def derive_seed(*parts: int | str) -> int:
     return random.Random(":".join(map(str, parts))).getrandbits(31)  # noqa: S311
 
 
+def mix(requests: int, *, long_share: float, rng: random.Random) -> list[RequestKind]:
+    """The kind of each request: exact in its share, random in its order."""
+    long = round(long_share * requests)
+    kinds = [RequestKind.LONG] * long + [RequestKind.SHORT] * (requests - long)
+    rng.shuffle(kinds)
+    return kinds
+
+
 def prompt_ids(count: int, *, salt: str, low: int, high: int) -> list[int]:
     """`count` token ids from `low` to `high` - 1. Another salt gives another prompt, so no cache is warm for it."""
     rng = random.Random(salt)  # noqa: S311
     return [rng.randrange(low, high) for _ in range(count)]
-
-
-def _kinds(workload: Workload, rng: random.Random) -> list[RequestKind]:
-    long = round(workload.long_share * workload.requests)
-    kinds = [RequestKind.LONG] * long + [RequestKind.SHORT] * (workload.requests - long)
-    rng.shuffle(kinds)
-    return kinds
 
 
 def _request(workload: Workload, rng: random.Random, *, at: float, kind: RequestKind) -> PlannedRequest:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headrace_engine.cli import errors, plain_errors
+from headrace_engine.cli import errors, hush_progress, plain_errors
 from headrace_engine.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def bench_quality(
     from headrace_engine.quality.verdict import EXIT_CODES  # noqa: PLC0415
 
     with plain_errors():
-        _hush()
+        hush_progress()
         torch.set_num_threads(threads or devices.available_cores())
         plan = make_plan(
             model, a=a, b=b, reference=reference, reference_dtype=reference_dtype, concurrency=concurrency,
@@ -126,12 +126,6 @@ def _reference(name: str | None, dtype: str | None, default: torch.dtype) -> tor
     if dtype is not None and dtype not in devices.DTYPES:
         raise SettingsError(f"--reference-dtype {dtype}: must be one of {', '.join(devices.DTYPES)}")
     return default if dtype is None else devices.DTYPES[dtype]
-
-
-def _hush() -> None:
-    from transformers.utils import logging  # noqa: PLC0415
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _machine(device: torch.device) -> dict[str, Any]:

@@ -139,10 +139,11 @@ class _Greedy:
         return math.fsum(self._deviations) / max(1, len(self._deviations))
 
     def watch(self, plan: StepPlan, result: StepResult) -> StepResult:
-        rows = [at for at, name in enumerate(_sampling(plan)) if name not in result.failed]
+        sampling = [seq.request_id for seq in plan.seqs if seq.samples]
+        rows = [at for at, name in enumerate(sampling) if name not in result.failed]
         if not rows:
             return result
-        names = [_sampling(plan)[at] for at in rows]
+        names = [sampling[at] for at in rows]
         logits = self._runner.seen[rows]
         self._deviations += spread(logits)
         for name, choice in zip(names, choices(logits, [result.tokens[name] for name in names]), strict=True):
@@ -172,7 +173,3 @@ class _Prompts:
         for (name, position), score in zip(where, scores, strict=True):
             self.found[name][position] = score
         return result
-
-
-def _sampling(plan: StepPlan) -> list[str]:
-    return [seq.request_id for seq in plan.seqs if seq.samples]

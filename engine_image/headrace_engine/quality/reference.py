@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from headrace_engine.model import LoadedModel, wrap_model
+from headrace_engine.model import LoadedModel, dequantizing, wrap_model
 from headrace_engine.quality.observed import Choice, Observed, Outcome, Tally
 from headrace_engine.quality.passes import Ended, choices, log_likelihoods, spread
 from headrace_engine.quality.texts import Sample
@@ -18,13 +18,8 @@ from headrace_engine.weights import Source
 
 def load_plain(source: Source, tokenizer: Any, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """The model with transformers' eager attention, which every architecture has. The engine has loaded it before."""
-    extra: dict[str, Any] = {}
-    if source.gguf_file is not None:
-        from transformers import GgufConfig  # noqa: PLC0415  (absent from older transformers)
-
-        extra["quantization_config"] = GgufConfig(dequantize=True)
     module: Any = AutoModelForCausalLM.from_pretrained(
-        **source.location, attn_implementation="eager", dtype=dtype, **extra
+        **source.location, attn_implementation="eager", dtype=dtype, **dequantizing(source)
     )
     # A model may bring defaults such as a repetition penalty, which would be another question than ours.
     module.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]

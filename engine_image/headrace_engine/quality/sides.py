@@ -96,7 +96,6 @@ def build(spec: Spec, model: LoadedModel, layers: Mapping[int, LayerShape]) -> O
             f"{devices.dtype_name(pool.dtype)} all the same, so nothing would be compared"
         )
     scheduler = Scheduler(config, num_blocks=pool.num_blocks, max_model_len=int(config.max_model_len or 0))
-    scheduler.expect([1] * 8, 0.0)  # admission foresees less output than comes, so that few blocks mean preemptions
     if spec.num_blocks is not None:
         crowd(scheduler)
     return Offline.over(model, pool, scheduler)
@@ -109,8 +108,7 @@ def dtype(spec: Spec, device: torch.device) -> torch.dtype:
 
 def kv_dtype(spec: Spec, computed: torch.dtype) -> torch.dtype:
     """What the side keeps keys and values in."""
-    chosen = spec.config.kv_cache_dtype
-    return computed if chosen == "auto" else devices.DTYPES[chosen]
+    return devices.pick_kv_dtype(spec.config.kv_cache_dtype, computed)
 
 
 def shape_of(model: LoadedModel) -> Shape:

@@ -34,7 +34,7 @@ def seq(start: int, tokens: int, *, prefill: bool, samples: bool = True) -> Sche
 
 
 def cost(model: ModelShape, *seqs: ScheduledSeq) -> StepCost:
-    return step_cost(model, step_shapes(model, seqs))
+    return step_cost(model, step_shapes(model, seqs, StepShape.of(seqs)))
 
 
 def test_the_worked_example() -> None:

@@ -22,14 +22,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from headrace_core.slo import nearest_rank
+from headrace_tuner.bench_serve.result import SCHEMA
 from headrace_tuner.errors import TunerError
-from headrace_tuner.summary import duration
+from headrace_tuner.summary import PERCENTILES, duration
 
-SCHEMA = "headrace.bench.serve/1"
 ROUNDS, CONFIDENCE = 1000, 0.95
 FEWEST = 20  # complete requests a side; below, an interval would be fiction
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "worst_gap": "worst gap", "e2e": "E2E"}
-PERCENTILES = (50, 95, 99)
 SAME = ("url", "model", "mode", "seed")
 Sample = Mapping[str, Any]
 Values = Sequence[float | None]

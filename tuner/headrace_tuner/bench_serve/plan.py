@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from headrace_tuner.bench_serve.arrivals import Arrivals
 from headrace_tuner.bench_serve.lengths import Length
-from headrace_tuner.workload import PlannedRequest, RequestKind, derive_seed
+from headrace_tuner.workload import PlannedRequest, RequestKind, derive_seed, mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def plan_window(
     """The requests of one window of `duration` seconds, in order of arrival."""
     streams = {name: _stream(seed, name) for name in ("arrivals", "kind", "prompt", "output", "prefix")}
     times = arrivals.times(requests, duration, streams["arrivals"])
-    kinds = _kinds(shape, requests, streams["kind"])
+    kinds = mix(requests, long_share=shape.long_share, rng=streams["kind"])
     return [_request(shape, streams, at=at, kind=kind) for at, kind in zip(times, kinds, strict=True)]
 
 
@@ -103,13 +103,6 @@ def last_arrival(plan: Sequence[PlannedRequest]) -> float:
 
 def _stream(seed: int, name: str) -> random.Random:
     return random.Random(derive_seed(seed, name))  # noqa: S311  (repeatable, not secret)
-
-
-def _kinds(shape: Shape, requests: int, rng: random.Random) -> list[RequestKind]:
-    long = round(shape.long_share * requests)
-    kinds = [RequestKind.LONG] * long + [RequestKind.SHORT] * (requests - long)
-    rng.shuffle(kinds)
-    return kinds
 
 
 def _request(shape: Shape, streams: dict[str, random.Random], *, at: float, kind: RequestKind) -> PlannedRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -106,6 +106,18 @@ class Composer:
         words = self.dialect.words(planned.prompt_tokens)
         first = min(words - 1, round(start / self.dialect.tokens_per_word))
         return " ".join([*text_words(first, salt=shared), *text_words(words - first, salt=own)])
+
+
+class Prepared:
+    """Messages made before the first is due: making them would delay the others."""
+
+    def __init__(self, composer: Composer, plan: Sequence[PlannedRequest]) -> None:
+        self._messages = [composer(request, number) for number, request in enumerate(plan)]
+
+    def __call__(self, planned: PlannedRequest, number: int) -> Message:
+        """The message of the request with that number."""
+        del planned
+        return self._messages[number]
 
 
 def text_words(count: int, *, salt: str) -> list[str]:

@@ -19,6 +19,7 @@ from headrace_tuner.bench_serve.steady import Steadiness, steadiness
 from headrace_tuner.load import RequestRecord
 from headrace_tuner.summary import Distribution, distribution
 
+SCHEMA = "headrace.bench.serve/1"  # of the result file
 NO_SLO = SloSet()
 
 

@@ -18,17 +18,15 @@ import aiohttp
 from headrace_tuner.bench_serve.options import Asked, ServeOptions, understand
 from headrace_tuner.bench_serve.plan import endless, last_arrival, with_warmup
 from headrace_tuner.bench_serve.probe import Probed, probe
-from headrace_tuner.bench_serve.prompts import Composer
-from headrace_tuner.bench_serve.result import Result, Window, evaluate, to_json
+from headrace_tuner.bench_serve.prompts import Composer, Prepared
+from headrace_tuner.bench_serve.result import SCHEMA, Result, Window, evaluate, to_json
 from headrace_tuner.bench_serve.traces import read_trace
 from headrace_tuner.bench_serve.watch import Health, client_limits, watching
 from headrace_tuner.errors import TunerError
-from headrace_tuner.load import Endpoint, LoadClient, Message, RequestRecord, find_endpoint, load_session
+from headrace_tuner.load import Endpoint, LoadClient, RequestRecord, find_endpoint, load_session
 from headrace_tuner.machine import describe_machine, load_average
 from headrace_tuner.server_facts import server_facts
 from headrace_tuner.workload import PlannedRequest
-
-SCHEMA = "headrace.bench.serve/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +162,7 @@ class _Load:
         self, session: aiohttp.ClientSession, endpoint: Endpoint, composer: Composer, display: Display
     ) -> bool:
         """Send everything; whether it was interrupted."""
-        compose = composer if self._plan is None else _Prepared(composer, self._plan)
+        compose = composer if self._plan is None else Prepared(composer, self._plan)
         client = LoadClient(
             endpoint=endpoint,
             session=session,
@@ -205,17 +203,6 @@ class _Load:
             requests=options.requests if plan is None else len(plan),
             rate=None if plan is None or not self.window.end else len(plan) / self.window.end,
         )
-
-
-class _Prepared:
-    """Messages made before the first is due: making them would delay the others."""
-
-    def __init__(self, composer: Composer, plan: Sequence[PlannedRequest]) -> None:
-        self._messages = [composer(request, number) for number, request in enumerate(plan)]
-
-    def __call__(self, planned: PlannedRequest, number: int) -> Message:
-        del planned
-        return self._messages[number]
 
 
 def write_records(path: Path, records: Sequence[RequestRecord]) -> None:

@@ -7,22 +7,20 @@ run cannot tell. Throughput and busy share hold if every visit shows them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from headrace_tuner.bench_serve.compare import Ratio, bootstrap_ratio
 from headrace_tuner.modes.design import Level, Mode
-from headrace_tuner.modes.outcome import Cell, LevelRun
+from headrace_tuner.modes.outcome import Cell, Cells, LevelRun, Runs
 from headrace_tuner.workload import RequestKind
 
 CUT = 0.40
 SPEED_UP, SPEED_UP_MOST = 2.0, 3.0
 BUSY = 0.85
 LOADS = (Level.HIGH, Level.LOW)
-Cells = Mapping[tuple[Level, Mode], Cell]
-Runs = Mapping[tuple[Level, Mode], Sequence[LevelRun]]
 
 
 class Verdict(StrEnum):

@@ -24,8 +24,8 @@ from headrace_tuner.modes.claims import Claim, Price, check_claims, prices
 from headrace_tuner.modes.design import Mode
 from headrace_tuner.modes.equal import Equality, compare_answers
 from headrace_tuner.modes.options import ModesOptions
-from headrace_tuner.modes.outcome import LevelRun, group, make_cells
-from headrace_tuner.modes.plot import Cells, Runs, draw
+from headrace_tuner.modes.outcome import Cells, LevelRun, Runs, group, make_cells
+from headrace_tuner.modes.plot import draw
 from headrace_tuner.modes.run import Compared, compare_modes, out_file
 from headrace_tuner.modes.table import (
     cell_notes,

@@ -7,7 +7,7 @@ batching does), where they should not (`low`), and beyond what any carries (`ful
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -198,11 +198,6 @@ def share_out(seconds: float, *, visits: int, start: float, batch: float) -> Win
         full=full,
         full_static=max(full, min(BATCHES * batch, 2.5 * full)),
     )
-
-
-def describe_order(visits: Sequence[tuple[int, Mode]]) -> str:
-    """The order in words."""
-    return " - ".join(mode.value for _, mode in visits)
 
 
 def _table(raw: Mapping[str, Any]) -> dict[int, float]:

@@ -16,10 +16,8 @@ from headrace_tuner.bench_serve.steady import Trend, steadiness
 from headrace_tuner.bench_serve.watch import Health, client_limits
 from headrace_tuner.load import ErrorKind, RequestRecord
 from headrace_tuner.modes.design import Level, Mode
-from headrace_tuner.summary import Distribution, distribution
+from headrace_tuner.summary import PERCENTILES, Distribution, distribution
 from headrace_tuner.workload import RequestKind
-
-PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +93,10 @@ class Cell:
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form."""
         return asdict(self)
+
+
+Cells = Mapping[tuple[Level, Mode], Cell]
+Runs = Mapping[tuple[Level, Mode], Sequence[LevelRun]]
 
 
 def tail(values: Sequence[tuple[float, bool]]) -> Tail | None:

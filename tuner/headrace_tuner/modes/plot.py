@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from headrace_tuner.errors import TunerError
 from headrace_tuner.modes.design import Level, Mode
-from headrace_tuner.modes.outcome import Cell, LevelRun
+from headrace_tuner.modes.outcome import Cells, Runs
 from headrace_tuner.workload import RequestKind
 
 COLOURS = {Mode.STATIC: "#8c8c8c", Mode.CONTINUOUS: "#d9822b", Mode.CHUNKED: "#1f77b4"}
 NAMES = {Mode.STATIC: "static", Mode.CONTINUOUS: "continuous", Mode.CHUNKED: "continuous + chunks"}
 SIZE, DPI = (15.0, 5.2), 130
 SHORTEST_GAP = 1e-3  # seconds; what came in one piece of the network has none
-Runs = Mapping[tuple[Level, Mode], Sequence[LevelRun]]
-Cells = Mapping[tuple[Level, Mode], Cell]
 
 
 def draw(path: Path, cells: Cells, runs: Runs, *, title: str) -> None:

@@ -11,7 +11,7 @@ from headrace_core import metric_names as metrics
 from headrace_tuner.bench_serve.arrivals import Arrivals
 from headrace_tuner.bench_serve.plan import endless, with_warmup
 from headrace_tuner.bench_serve.probe import probe
-from headrace_tuner.bench_serve.prompts import Composer, Dialect
+from headrace_tuner.bench_serve.prompts import Composer, Dialect, Prepared
 from headrace_tuner.bench_serve.result import Window
 from headrace_tuner.bench_serve.watch import watching
 from headrace_tuner.errors import TunerError
@@ -161,14 +161,13 @@ async def _busy(engine: Engine, start: float, window: Window) -> float:
 
 def _client(ready: Ready, *, salt: str, plan: Sequence[PlannedRequest] | None = None) -> LoadClient:
     composer = Composer(dialect=ready.dialect, model=ready.endpoint.model, salt=salt)
-    messages = [composer(request, number) for number, request in enumerate(plan or ())]
     return LoadClient(
         endpoint=ready.endpoint,
         session=ready.engine.session,
         salt=salt,
         timeout=REQUEST_SECONDS,
         max_in_flight=100_000,
-        compose=composer if plan is None else lambda _, number: messages[number],
+        compose=composer if plan is None else Prepared(composer, plan),
         exact=False,
         keep_text=plan is not None,
     )
