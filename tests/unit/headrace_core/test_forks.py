@@ -236,6 +236,16 @@ def test_queue_limits_count_forks_as_requests_and_not_their_tokens(driver) -> No
     assert isinstance(d.submit("c", PROMPT, fork_of="a"), Rejected)
 
 
+def test_forks_of_one_that_was_aborted_agree_on_what_their_blocks_hold(driver) -> None:
+    d = driver()
+    d.scheduler.ledger.cache.hasher = lambda _: b"same"  # so that each block displaces another
+    submit_forks(d, "abc", prompt=tuple(range(12)))
+    plan = d.plan()
+    d.scheduler.abort("a", d.now)
+    d.commit(plan)
+    assert d.step() == "b1 c1"
+
+
 def test_a_queue_of_forks_alone_takes_any_prompt(driver) -> None:
     d = driver(max_queue_tokens=10, max_num_batched_tokens=8)
     submit_forks(d, "ab", prompt=tuple(range(9)))
