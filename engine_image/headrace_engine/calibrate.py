@@ -14,9 +14,9 @@ from headrace_core.config import EngineConfig
 from headrace_core.events import ScheduledSeq
 from headrace_engine import device as devices
 from headrace_engine.engine import load
-from headrace_engine.kv_cache import make_pool
-from headrace_engine.runner import Runner
-from headrace_engine.weights import find_source
+from headrace_engine.loop.runner import Runner
+from headrace_engine.model.kv_cache import make_pool
+from headrace_engine.model.weights import find_source
 
 CONTEXT = 128  # tokens that each decoding sequence has behind it
 DECODES = (1, 2, 4, 8, 16)

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from headrace_core.config import KNOBS, Kind, Knob, KnobValue
-from headrace_engine import demo_model
-from headrace_engine.demo_model import ensure_demo_model
 from headrace_engine.errors import EngineError, SettingsError
+from headrace_engine.model import demo as demo_model
+from headrace_engine.model.demo import ensure_demo_model
 
 if TYPE_CHECKING:
     from headrace_engine.settings import Settings
@@ -116,10 +116,10 @@ def _settings(
     served_name: str | None, file: Path | None, active_num_seqs: int | None, device: str, threads: int | None,
     token_file: Path | None, drain_timeout: float, log_format: str, key_file: Path | None,
 ) -> Settings:  # fmt: skip
-    from headrace_engine import auth  # noqa: PLC0415
     from headrace_engine import device as devices  # noqa: PLC0415
     from headrace_engine import settings as parts  # noqa: PLC0415
-    from headrace_engine.weights import find_source  # noqa: PLC0415
+    from headrace_engine.http import auth  # noqa: PLC0415
+    from headrace_engine.model.weights import find_source  # noqa: PLC0415
 
     if log_format not in ("auto", "rich", "json"):
         raise SettingsError(f"--log-format {log_format}: must be auto, rich or json")

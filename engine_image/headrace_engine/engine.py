@@ -15,20 +15,20 @@ from headrace_core.record import RecordingScheduler
 from headrace_core.scheduler import Scheduler
 from headrace_core.slo import SloSet
 from headrace_engine import device as devices
-from headrace_engine import peaks
-from headrace_engine.calls import ObservedLoop
 from headrace_engine.errors import SettingsError
-from headrace_engine.kv_cache import KvPool, LayerShape, block_bytes, make_pool
-from headrace_engine.loop import EngineLoop
-from headrace_engine.metrics import EngineMetrics
-from headrace_engine.model import LoadedModel, load_model
-from headrace_engine.model_shape import model_shape
-from headrace_engine.probe import probe
-from headrace_engine.recording import open_recording
-from headrace_engine.rope import check_rope_length, pin_rope
-from headrace_engine.runner import Runner
+from headrace_engine.loop.calls import ObservedLoop
+from headrace_engine.loop.engine_loop import EngineLoop
+from headrace_engine.loop.probe import probe
+from headrace_engine.loop.recording import open_recording
+from headrace_engine.loop.runner import Runner
+from headrace_engine.metrics.engine_metrics import EngineMetrics
+from headrace_engine.model import peaks
+from headrace_engine.model.kv_cache import KvPool, LayerShape, block_bytes, make_pool
+from headrace_engine.model.loading import LoadedModel, load_model
+from headrace_engine.model.rope import check_rope_length, pin_rope
+from headrace_engine.model.shape import model_shape
+from headrace_engine.model.weights import find_source
 from headrace_engine.version import VERSION
-from headrace_engine.weights import find_source
 
 log = logging.getLogger(__name__)
 CPU_CACHE_BYTES = 1 << 30

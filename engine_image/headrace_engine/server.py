@@ -15,20 +15,21 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from headrace_engine import device as devices
-from headrace_engine import http_errors, tracing
-from headrace_engine.access_log import CallLog
-from headrace_engine.admin import admin_router
-from headrace_engine.auth import ApiKeys, KeyGuard
 from headrace_engine.daemon import in_daemon
 from headrace_engine.engine import Engine, assemble, load
 from headrace_engine.errors import EngineError
-from headrace_engine.health import health_router
-from headrace_engine.http_server import bind, http_server
-from headrace_engine.limits import MAX_BODY_BYTES, STALL_SECONDS, BodyLimit
-from headrace_engine.openai_api import OpenAiApi
-from headrace_engine.openapi import openapi_router
+from headrace_engine.http import errors as http_errors
+from headrace_engine.http import tracing
+from headrace_engine.http.access_log import CallLog
+from headrace_engine.http.admin import admin_router
+from headrace_engine.http.auth import ApiKeys, KeyGuard
+from headrace_engine.http.health import health_router
+from headrace_engine.http.limits import MAX_BODY_BYTES, STALL_SECONDS, BodyLimit
+from headrace_engine.http.listener import bind, http_server
+from headrace_engine.http.state import ServerState
+from headrace_engine.openai.openapi import openapi_router
+from headrace_engine.openai.routes import OpenAiApi
 from headrace_engine.settings import Settings
-from headrace_engine.state import ServerState
 
 log = logging.getLogger(__name__)
 CUT_SECONDS = 1.0  # for the error events of streams that are cut

@@ -15,7 +15,7 @@ from headrace_core.slo import SloSet
 from headrace_engine.errors import SettingsError
 
 if TYPE_CHECKING:
-    from headrace_engine.auth import ApiKeys
+    from headrace_engine.http.auth import ApiKeys
 
 TOKEN_VARIABLE = "HEADRACE_ADMIN_TOKEN"  # noqa: S105  (a name, not a secret)
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "none")

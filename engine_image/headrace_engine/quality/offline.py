@@ -25,10 +25,10 @@ from headrace_core.events import (
 )
 from headrace_core.scheduler import Scheduler
 from headrace_engine.errors import SettingsError
-from headrace_engine.kv_cache import KvPool
-from headrace_engine.model import LoadedModel
-from headrace_engine.runner import Runner
-from headrace_engine.sampling import SamplingParams
+from headrace_engine.loop.runner import Runner
+from headrace_engine.model.kv_cache import KvPool
+from headrace_engine.model.loading import LoadedModel
+from headrace_engine.sampling.sampler import SamplingParams
 
 CROWD = 512  # as many ended requests as admission remembers
 

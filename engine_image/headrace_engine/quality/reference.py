@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from headrace_engine.model import LoadedModel, dequantizing, wrap_model
+from headrace_engine.model.loading import LoadedModel, dequantizing, wrap_model
+from headrace_engine.model.weights import Source
 from headrace_engine.quality.observed import Choice, Observed, Outcome, Tally
 from headrace_engine.quality.passes import Ended, choices, log_likelihoods, spread
 from headrace_engine.quality.texts import Sample
-from headrace_engine.weights import Source
 
 
 def load_plain(source: Source, tokenizer: Any, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:

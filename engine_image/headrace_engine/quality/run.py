@@ -12,8 +12,9 @@ import torch
 
 from headrace_engine import device as devices
 from headrace_engine.engine import load
-from headrace_engine.kv_cache import LayerShape
-from headrace_engine.model import LoadedModel
+from headrace_engine.model.kv_cache import LayerShape
+from headrace_engine.model.loading import LoadedModel
+from headrace_engine.model.weights import find_source
 from headrace_engine.quality import sides
 from headrace_engine.quality.comparison import Comparison, compare
 from headrace_engine.quality.observed import Observed, Side
@@ -23,7 +24,6 @@ from headrace_engine.quality.rounding import Number, Shape
 from headrace_engine.quality.sides import Spec
 from headrace_engine.quality.texts import Sample, Text, shuffled, tokenize
 from headrace_engine.quality.verdict import Finding, Rules, judge, worst
-from headrace_engine.weights import find_source
 
 REFERENCE = "transformers"
 

@@ -12,8 +12,8 @@ from headrace_core.scheduler import Scheduler
 from headrace_engine import device as devices
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import SettingsError
-from headrace_engine.kv_cache import LayerShape, block_bytes
-from headrace_engine.model import LoadedModel
+from headrace_engine.model.kv_cache import LayerShape, block_bytes
+from headrace_engine.model.loading import LoadedModel
 from headrace_engine.quality.offline import Offline, crowd
 from headrace_engine.quality.rounding import Shape
 

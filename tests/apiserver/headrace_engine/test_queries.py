@@ -21,7 +21,7 @@ from headrace_core.config import resolve
 from headrace_core.events import FinishReason, RejectReason, Request, ScheduledSeq, SchedulerStats, StepPlan
 from headrace_core.roofline import AttentionLayers, ModelShape, Peaks
 from headrace_core.slo import SloSet
-from headrace_engine.metrics import EngineMetrics
+from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_local.binaries import Source, find_all
 from headrace_local.layout import cache_root
 

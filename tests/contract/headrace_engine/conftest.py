@@ -21,9 +21,9 @@ from tokenizers.models import BPE
 from headrace_core.config import resolve
 from headrace_core.slo import SloSet
 from headrace_engine.engine import Engine, assemble, load
-from headrace_engine.http_server import bind, http_server
+from headrace_engine.http.listener import bind, http_server
+from headrace_engine.http.state import ServerState
 from headrace_engine.server import admin_app, serving_app
-from headrace_engine.state import ServerState
 
 TOKEN = "s3cret"
 TEMPLATE = (

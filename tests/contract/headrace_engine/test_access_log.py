@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from headrace_core.json_log import JsonFormatter
-from headrace_engine.calls import KEPT_CALLS, MAX_REQUEST_ID, Calls, Generation
+from headrace_engine.loop.calls import KEPT_CALLS, MAX_REQUEST_ID, Calls, Generation
 
 Serve = Any
 AUTH = {"Authorization": "Bearer s3cret"}

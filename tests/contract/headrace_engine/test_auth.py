@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from headrace_engine.auth import OPEN_PATHS, ApiKeys, keys_file, read_keys
 from headrace_engine.errors import SettingsError
+from headrace_engine.http.auth import OPEN_PATHS, ApiKeys, keys_file, read_keys
 
 Serve = Any
 

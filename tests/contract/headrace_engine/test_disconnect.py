@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from headrace_core import invariants
-from headrace_engine.prompts import Prompts
+from headrace_engine.openai.prompts import Prompts
 
 Serve = Any
 FOREVER = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True, "temperature": 0}

@@ -7,7 +7,7 @@ import pytest
 
 from headrace_core.metric_names import ALL_METRICS
 from headrace_core.slo import SloSet
-from headrace_engine import loop
+from headrace_engine.loop import engine_loop as loop
 
 Serve = Any
 AUTH = {"Authorization": "Bearer s3cret"}

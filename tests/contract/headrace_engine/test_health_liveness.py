@@ -9,8 +9,8 @@ import pytest
 
 from headrace_core.config import resolve
 from headrace_core.cost_model import CostModel, StepShape
-from headrace_engine.heartbeat import FIRST_SECONDS, FLOOR_SECONDS, deadline, largest_step
-from headrace_engine.prompts import Prompts
+from headrace_engine.http.heartbeat import FIRST_SECONDS, FLOOR_SECONDS, deadline, largest_step
+from headrace_engine.openai.prompts import Prompts
 
 Serve = Any
 AUTH = {"Authorization": "Bearer s3cret"}

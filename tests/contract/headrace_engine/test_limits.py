@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace_engine import limits
-from headrace_engine.http_server import MAX_HEAD_BYTES
+from headrace_engine.http import limits
+from headrace_engine.http.listener import MAX_HEAD_BYTES
 
 Serve = Any
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace_engine import openai_api, streaming
-from headrace_engine.grammar import GrammarCompiler
+from headrace_engine.openai import routes as openai_api
+from headrace_engine.openai import streaming
+from headrace_engine.sampling.grammar import GrammarCompiler
 
 Serve = Any
 MEGABYTE = "a long story " * 80_000

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace_engine.openai_api import ROUTES
+from headrace_engine.openai.routes import ROUTES
 
 Serve = Any
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace_engine.auth import OPEN_PATHS, ApiKeys
-from headrace_engine.openai_api import ROUTES
+from headrace_engine.http.auth import OPEN_PATHS, ApiKeys
+from headrace_engine.openai.routes import ROUTES
 
 Serve = Any
 CHECKS = (

@@ -38,7 +38,7 @@ server.load_engine = lambda settings: threading.Event().wait()
 """
 STEP_HANGS = """
 import threading
-from headrace_engine.runner import Runner
+from headrace_engine.loop.runner import Runner
 real = Runner.run
 Runner.run = lambda self, plan, *rest: threading.Event().wait() if plan.step > 6 else real(self, plan, *rest)
 """

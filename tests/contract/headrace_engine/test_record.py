@@ -10,7 +10,7 @@ from headrace_core.config import resolve
 from headrace_core.replay import replay
 from headrace_engine.engine import assemble
 from headrace_engine.errors import SettingsError
-from headrace_engine.recording import open_recording
+from headrace_engine.loop.recording import open_recording
 
 Serve = Any
 

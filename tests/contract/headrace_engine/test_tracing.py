@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
-from headrace_engine import tracing
+from headrace_engine.http import tracing
 
 Serve = Any
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "seed": 1, "ignore_eos": True}

@@ -16,17 +16,17 @@ from tokenizers.models import BPE
 from headrace_core.config import resolve
 from headrace_core.events import Finished, Request, Token
 from headrace_core.scheduler import Scheduler
-from headrace_engine.attention import IMPLEMENTATION
-from headrace_engine.detokenize import TextStream
-from headrace_engine.kv_cache import make_pool
-from headrace_engine.loop import EngineLoop, Submission
-from headrace_engine.metrics import EngineMetrics
-from headrace_engine.model import LoadedModel, wrap_model
+from headrace_engine.loop.engine_loop import EngineLoop, Submission
+from headrace_engine.loop.probe import probe
+from headrace_engine.loop.runner import Runner
+from headrace_engine.metrics.engine_metrics import EngineMetrics
+from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.model.kv_cache import make_pool
+from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.outputs import Done, Event
-from headrace_engine.probe import probe
-from headrace_engine.runner import Runner
-from headrace_engine.sampling import SamplingParams
-from headrace_engine.token_state import TokenState
+from headrace_engine.sampling.sampler import SamplingParams
+from headrace_engine.sampling.token_state import TokenState
+from headrace_engine.text.detokenize import TextStream
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the doubles of this folder: test folders are not packages
 

@@ -8,7 +8,7 @@ from headrace_core.config import resolve
 from headrace_core.events import Request, ScheduledSeq, StepPlan
 from headrace_core.metric_names import Metric
 from headrace_core.slo import SloSet
-from headrace_engine.metrics import EngineMetrics, RequestTimes
+from headrace_engine.metrics.engine_metrics import EngineMetrics, RequestTimes
 
 SLO = SloSet(ttft_seconds=0.37, itl_seconds=0.0517, e2e_seconds=7.7)
 

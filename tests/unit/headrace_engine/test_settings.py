@@ -11,7 +11,7 @@ from headrace_core.config import KNOBS, resolve
 from headrace_engine import device as devices
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import SettingsError
-from headrace_engine.probe import probe
+from headrace_engine.loop.probe import probe
 from headrace_engine.settings import EngineFile, admin_token, engine_config, is_loopback, read_engine_file
 
 EMPTY = EngineFile(config={}, ceilings={})

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headrace_core.events import ScheduledSeq
-from headrace_engine.attention import IMPLEMENTATION
-from headrace_engine.model import LoadedModel
+from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.model.loading import LoadedModel
 from headrace_engine.quality import sides
 from headrace_engine.quality.comparison import Comparison, compare
 from headrace_engine.quality.observed import Choice, Observed, Outcome, Side, Tally

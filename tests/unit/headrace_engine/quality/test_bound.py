@@ -13,12 +13,12 @@ import torch
 import transformers
 
 from headrace_engine import device as devices
-from headrace_engine.attention import IMPLEMENTATION
-from headrace_engine.demo_model import ensure_demo_model
-from headrace_engine.model import LoadedModel, load_model, wrap_model
+from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.model.demo import ensure_demo_model
+from headrace_engine.model.loading import LoadedModel, load_model, wrap_model
+from headrace_engine.model.weights import find_source
 from headrace_engine.quality.comparison import Comparison
 from headrace_engine.quality.verdict import Rules, Verdict, judge
-from headrace_engine.weights import find_source
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "chunks of 5": {"prefill_chunk_size": 5},

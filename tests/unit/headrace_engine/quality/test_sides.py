@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace_engine.errors import SettingsError
-from headrace_engine.probe import probe
+from headrace_engine.loop.probe import probe
 from headrace_engine.quality import sides
 from headrace_engine.quality.rounding import Shape
 

@@ -1,0 +1,1 @@
+"""The server around the routes: listener, keys, limits, errors, health, access log, traces, the admin port."""

@@ -1,0 +1,1 @@
+"""The step thread: calls in, plan, run, commit, events out."""

@@ -1,0 +1,141 @@
+"""One live request of the engine loop: its tokens as they come, and the events that they become."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headrace_core.events import FinishReason, Rejected, Request
+from headrace_engine.errors import EngineError
+from headrace_engine.metrics.request_times import RequestTimes
+from headrace_engine.outputs import Delta, Done, Event, PromptScored, TokenScore
+from headrace_engine.sampling.params import SamplingParams
+from headrace_engine.sampling.token_state import TokenState
+from headrace_engine.text.detokenize import TextStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A request with all that the scheduler need not know. `events` receives on the asyncio side."""
+
+    request: Request
+    params: SamplingParams
+    text: TextStream
+    events: asyncio.Queue[Event]
+
+
+class RejectedError(EngineError):
+    """The scheduler did not take a request."""
+
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(rejected.message)
+        self.rejected = rejected
+
+
+class Active:
+    """What the loop keeps of a request from its submission to its end. Used by the step thread alone.
+
+    `eos_token_ids` are the model's: ending with one of them is no stop reason worth telling.
+    """
+
+    def __init__(
+        self, submission: Submission, state: TokenState, times: RequestTimes, *, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.request = submission.request
+        self.events = submission.events
+        self.times = times
+        self.state = state
+        self.cached_tokens = 0
+        self.prompt_scores: list[TokenScore] = []
+        self._text = submission.text
+        self._eos = eos_token_ids
+        self._prompt_told = submission.params.prompt_logprobs is None
+        self._newest: int | None = None
+        # Not told yet:
+        self._piece = ""
+        self._tokens: list[int] = []
+        self._scores: list[TokenScore] = []
+
+    def started(self, at: float, cached_tokens: int) -> None:
+        """The first chunk was planned at `at`, behind `cached_tokens` that were in the cache."""
+        if self.times.started is None:
+            self.times.started, self.cached_tokens = at, cached_tokens
+
+    def score_prompt(self, scores: Sequence[TokenScore]) -> None:
+        """Scores of the next tokens of the prompt."""
+        self.prompt_scores.extend(scores)
+        self.state.prompt_scored = len(self.prompt_scores)
+
+    def score_prompt_like(self, lead: Active) -> None:
+        """This is a fork of `lead`: its prompt has the same scores."""
+        if self.state.wants_prompt_scores:
+            top = self.state.params.prompt_logprobs or 0
+            self.score_prompt([replace(score, top=score.top[:top]) for score in lead.prompt_scores])
+
+    def take(self, token: int, score: TokenScore | None) -> None:
+        """The request goes on with `token`. Raises whatever its grammar or its text raise."""
+        if self.state.wants_prompt_scores:
+            raise ValueError("the prompt's scores are not known: the request that this one is a fork of has none")
+        self._newest = token
+        self._tokens.append(token)
+        if score is not None:
+            self._scores.append(score)
+        self.state.accept(token)
+        if not self._ends(token) or self._text.include_stop:
+            self._piece += self._text.push(token)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its text or its grammar ends the request, which the scheduler cannot see."""
+        return self._text.stopped or self.state.is_complete
+
+    def tell(self) -> list[Event]:
+        """The events for what was taken since the last time, while the request goes on."""
+        events = self._tell_prompt()
+        if self._tokens:
+            text, tokens, scores = self._untold()
+            events.append(Delta(text=text, token_ids=tokens, scores=scores))
+        return events
+
+    def end(self, reason: FinishReason) -> list[Event]:
+        """The last events. Raises whatever the rest of its text raises."""
+        events = self._tell_prompt() if self._newest is not None else []
+        self._piece += self._text.finish()
+        if reason is FinishReason.LENGTH and self.is_over:
+            reason = FinishReason.STOP
+        return [*events, self._done(reason, stop_reason=self._stop_reason(reason))]
+
+    def fail(self, problem: str) -> list[Event]:
+        """The last event of a request that failed."""
+        return [self._done(FinishReason.ERROR, problem=problem)]
+
+    def _done(self, reason: FinishReason, *, problem: str | None = None, stop_reason: str | int | None = None) -> Done:
+        text, tokens, scores = self._untold()
+        return Done(
+            text=text, reason=reason, num_output_tokens=len(self.times.tokens), token_ids=tokens, scores=scores,
+            problem=problem, stop_reason=stop_reason, cached_tokens=self.cached_tokens,
+        )  # fmt: skip
+
+    def _untold(self) -> tuple[str, tuple[int, ...], tuple[TokenScore, ...]]:
+        told = self._piece, tuple(self._tokens), tuple(self._scores)
+        self._piece, self._tokens, self._scores = "", [], []
+        return told
+
+    def _tell_prompt(self) -> list[Event]:
+        if self._prompt_told:
+            return []
+        self._prompt_told = True
+        return [PromptScored(scores=(None, *self.prompt_scores))]
+
+    def _ends(self, token: int) -> bool:
+        """Whether `token` only says that the output ends."""
+        return token in self.request.stop_token_ids or (self.state.matcher is not None and token in self._eos)
+
+    def _stop_reason(self, reason: FinishReason) -> str | int | None:
+        if reason is not FinishReason.STOP:
+            return None
+        if self._text.stop is not None:
+            return self._text.stop
+        token = self._newest
+        return token if token in self.request.stop_token_ids and token not in self._eos else None

@@ -1,0 +1,247 @@
+"""One HTTP call and the generations it started: what the access log, traces, `/admin/explain` and a drain know of it.
+
+The call of a task is found through a context variable, so that routes need not hand it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headrace_core.events import FinishReason
+from headrace_engine.loop.engine_loop import EngineLoop, Submission
+from headrace_engine.outputs import Done, Event, PromptScored
+
+KEPT_CALLS = 1024
+MAX_REQUEST_ID = 128
+CLIENT_CLOSED = 499  # nobody reads it; for logs and traces
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Generation:
+    """One request of the engine, as seen where its events arrive. Times on the monotonic clock, in seconds."""
+
+    id: str
+    arrival: float
+    prompt_tokens: int
+    is_fork: bool  # shares the prompt of another generation of this call
+    max_tokens: int
+    temperature: float
+    top_p: float
+    first_token: float | None = None
+    last_token: float | None = None
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reason: FinishReason | None = None
+    problem: str | None = None
+    text: list[str] | None = None  # kept only where outputs are logged
+    events: asyncio.Queue[Event] | None = None  # while it runs
+
+    @property
+    def ttft(self) -> float | None:
+        """Arrival to first token, seconds."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    def note(self, event: Event, now: float) -> None:
+        """An event arrived."""
+        if isinstance(event, PromptScored) or self.reason is not None:
+            return
+        tokens = len(event.token_ids)
+        if isinstance(event, Done):
+            tokens = event.num_output_tokens - self.output_tokens
+            self.reason, self.problem, self.cached_tokens = event.reason, event.problem, event.cached_tokens
+            self.events = None
+        if tokens > 0:
+            self.first_token = now if self.first_token is None else self.first_token
+            self.last_token = now
+            self.output_tokens += tokens
+        if self.text is not None:
+            self.text.append(event.text)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """One HTTP call. `started` on the monotonic clock, `started_ns` in unix nanoseconds."""
+
+    request_id: str
+    method: str
+    path: str
+    client: str
+    started: float
+    started_ns: int
+    key: str | None = None
+    status: int = 0
+    generation: int | None = None
+    revision: str | None = None
+    error: str | None = None  # code of the error body
+    seconds: float | None = None
+    generations: list[Generation] = field(default_factory=list)
+    body: bytearray | None = None  # kept only where prompts are logged
+    span: Any = None
+
+    @property
+    def call_id(self) -> str | None:
+        """The id in the answer's body: what the ids of its generations have in common."""
+        return self.generations[0].id.rpartition("-")[0] if self.generations else None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts; one that several generations share counts once."""
+        return sum(item.prompt_tokens for item in self.generations if not item.is_fork)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompts, found in the prefix cache."""
+        return sum(item.cached_tokens for item in self.generations if not item.is_fork)
+
+    @property
+    def output_tokens(self) -> int:
+        """Of all generations, so far."""
+        return sum(item.output_tokens for item in self.generations)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token of the first generation that has one."""
+        return min((item.ttft for item in self.generations if item.ttft is not None), default=None)
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """Of each generation; what a client has left counts as aborted."""
+        left = "abort" if self.status == CLIENT_CLOSED else None
+        return [left if item.reason is None else str(item.reason) for item in self.generations]
+
+    def forget_content(self) -> None:
+        """Keep no prompt and no output."""
+        self.body = None
+        for item in self.generations:
+            item.text = None
+
+    def answers_to(self, name: str) -> bool:
+        """Whether `name` is the client's id, ours, or that of one of the generations."""
+        return name in (self.request_id, self.call_id) or any(item.id == name for item in self.generations)
+
+
+_CURRENT: ContextVar[Call | None] = ContextVar("headrace_call", default=None)
+
+
+def current_call() -> Call | None:
+    """The call that this task answers."""
+    return _CURRENT.get()
+
+
+class Calls:
+    """Calls in flight, and the last `kept` that started generations. Used by the event loop only."""
+
+    def __init__(self, *, keep_content: bool = False, clock: Clock = time.monotonic, kept: int = KEPT_CALLS) -> None:
+        self.keep_content = keep_content
+        self._clock = clock
+        self._kept = kept
+        self._live: dict[Call, None] = {}
+        self._past: dict[Call, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def begin(self, *, method: str, path: str, client: str, request_id: str | None) -> Call:
+        """A call came in; it is its task's current one until `end`. A sane `request_id` is taken over."""
+        call = Call(
+            request_id=request_id if request_id and is_sane_id(request_id) else f"req-{uuid.uuid4().hex}",
+            method=method,
+            path=path,
+            client=client,
+            started=self._clock(),
+            started_ns=time.time_ns(),
+            body=bytearray() if self.keep_content else None,
+        )
+        self._live[call] = None
+        _CURRENT.set(call)
+        return call
+
+    def end(self, call: Call) -> None:
+        """The call is answered, or its client is gone."""
+        call.seconds = self._clock() - call.started
+        del self._live[call]
+        _CURRENT.set(None)
+        if call.generations:
+            self._past[call] = None
+            if len(self._past) > self._kept:
+                del self._past[next(iter(self._past))]
+
+    def find(self, name: str) -> list[Call]:
+        """Calls with this id that started generations, newest first: clients may reuse theirs."""
+        every = (*self._past, *self._live)
+        return [call for call in reversed(every) if call.generations and call.answers_to(name)]
+
+    def cut(self, problem: str) -> int:
+        """End every generation in flight with an error, so that no stream ends in silence; return how many there were.
+
+        Done from this side, as the step thread may hang.
+        """
+        running = [item for call in self._live for item in call.generations if item.events is not None]
+        for item in running:
+            assert item.events is not None  # noqa: S101  (just chosen so)
+            item.events.put_nowait(
+                Done(text="", reason=FinishReason.ERROR, num_output_tokens=item.output_tokens, problem=problem)
+            )
+        return len(running)
+
+
+def is_sane_id(name: str) -> bool:
+    """Whether a client's id can go into logs and headers as it is."""
+    return 0 < len(name) <= MAX_REQUEST_ID and name.isascii() and name.isprintable() and name == name.strip()
+
+
+class _Observed(asyncio.Queue[Event]):
+    """The queue of a submission, with a look at what passes."""
+
+    def __init__(self, inner: asyncio.Queue[Event], generation: Generation) -> None:
+        super().__init__()
+        self._inner = inner
+        self._generation = generation
+
+    def put_nowait(self, item: Event) -> None:
+        self._generation.note(item, time.monotonic())
+        self._inner.put_nowait(item)
+
+
+class ObservedLoop(EngineLoop):
+    """The engine loop for calls that are watched: each submission is entered in the call of its task."""
+
+    async def submit(self, submissions: Sequence[Submission]) -> None:
+        """Queue all of them or none. Raises `RejectedError`."""
+        call = current_call()
+        if call is None:
+            await super().submit(submissions)
+            return
+        watched = [_watch(item, keep_text=call.body is not None) for item in submissions]
+        added = [generation for generation, _ in watched]
+        call.generations += added
+        try:
+            await super().submit([item for _, item in watched])
+        except Exception:
+            call.generations = [item for item in call.generations if item not in added]
+            raise
+        if call.generation is None:
+            call.generation, call.revision = self.state.generation, self.state.revision
+
+
+def _watch(item: Submission, *, keep_text: bool) -> tuple[Generation, Submission]:
+    generation = Generation(
+        id=item.request.request_id,
+        arrival=item.request.arrival,
+        prompt_tokens=len(item.request.prompt_token_ids),
+        is_fork=item.request.fork_of is not None,
+        max_tokens=item.request.max_tokens,
+        temperature=item.params.temperature,
+        top_p=item.params.top_p,
+        text=[] if keep_text else None,
+    )
+    observed = _Observed(item.events, generation)
+    generation.events = observed
+    return generation, replace(item, events=observed)

@@ -1,0 +1,330 @@
+"""The step thread: sole owner of scheduler and runner. Others reach them by calls through its inbox, between two steps.
+
+loop: calls from the inbox -> plan -> run -> commit -> publish to the asyncio side in one batch. What goes wrong for one
+request fails that request; a loop that dies fails every request, and `alive` turns false.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace_core import invariants
+from headrace_core.events import (
+    Finished,
+    FinishReason,
+    Outcome,
+    Rejected,
+    SchedulerStats,
+    Started,
+    StepPlan,
+    Token,
+)
+from headrace_core.explain import Explanation
+from headrace_core.scheduler import Scheduler
+from headrace_core.slo import SloSet
+from headrace_engine.loop.active import Active, RejectedError, Submission
+from headrace_engine.loop.config_state import (
+    UNCHANGED,
+    ConfigKeeper,
+    ConfigState,
+    RefusedError,
+    StaleGenerationError,
+    Unchanged,
+)
+from headrace_engine.loop.inbox import EngineDeadError, Inbox
+from headrace_engine.loop.isolation import run_step
+from headrace_engine.loop.runner import Runner, StepOutput
+from headrace_engine.metrics.engine_metrics import EngineMetrics
+from headrace_engine.outputs import Done, Event
+from headrace_engine.sampling.logprobs import NOT_NUMBERS
+from headrace_engine.sampling.token_state import TokenState
+
+__all__ = [
+    "UNCHANGED", "ConfigState", "EngineDeadError", "EngineLoop", "RefusedError", "RejectedError",
+    "StaleGenerationError", "Submission", "Unchanged",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+# A device in a bad state (a CUDA error is for the process's life) fails every step: then a restart is the cure.
+MAX_FAILED_STEPS = 20
+# The books are checked after this long without a call: the walk over all blocks must not delay a request.
+QUIET_SECONDS = 1.0
+NOTHING = StepOutput(tokens={})
+
+
+class EngineLoop:
+    """Drives one scheduler and one runner. Public coroutines belong to the asyncio loop given to `start`."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, metrics: EngineMetrics, *, revision: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._scheduler = scheduler
+        self._runner = runner
+        self._metrics = metrics
+        self._clock = clock
+        self._active: dict[str, Active] = {}
+        self._inbox = Inbox()
+        self._outbox: list[tuple[asyncio.Queue[Event], Event]] = []
+        self._keeper = ConfigKeeper(scheduler, metrics, revision=revision)
+        self._stopping = False
+        self._failed_steps = 0
+        self._unchecked = False  # whether steps ran since the books were last checked
+        self._dead: str | None = None
+        self._aio: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._main, name="headrace-step", daemon=True)
+        self.step_started: float | None = None  # while a step runs
+        self.stats: SchedulerStats = scheduler.stats()
+        metrics.stats(self.stats)
+
+    # Called from the asyncio side
+
+    def start(self) -> None:
+        """Start the step thread; events go to the running asyncio loop."""
+        self._aio = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread after the step that runs; requests still alive fail."""
+        self._stopping = True
+        self._inbox.wake()
+        await asyncio.to_thread(self._thread.join)
+
+    @property
+    def state(self) -> ConfigState:
+        """The config in force."""
+        return self._keeper.state
+
+    @property
+    def alive(self) -> bool:
+        """Whether the step thread runs."""
+        return self._thread.is_alive() and self._dead is None
+
+    def step_age(self) -> float:
+        """Seconds that the current step has been running; 0 between steps."""
+        started = self.step_started
+        return 0.0 if started is None else self._clock() - started
+
+    async def submit(self, submissions: Sequence[Submission]) -> None:
+        """Queue all of them or none. Raises `RejectedError`. If the caller is cancelled, they are aborted."""
+        try:
+            await self._inbox.call(lambda: self._submit(submissions))
+        except asyncio.CancelledError:
+            self.abort([item.request.request_id for item in submissions])
+            raise
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests whose client is gone; those that have ended are ignored."""
+        self._inbox.post(lambda: self._abort(request_ids))
+
+    async def reconfigure(
+        self, changes: Mapping[str, object], *, revision: str | None = None, if_generation: int | None = None,
+        slo: SloSet | Unchanged | None = UNCHANGED,
+    ) -> ConfigState:  # fmt: skip
+        """Change hot knobs, revision and SLO set, all or none, between two steps.
+
+        Raises `RefusedError`, `StaleGenerationError`.
+        """
+        change = self._keeper.change
+        return await self._inbox.call(
+            lambda: change(changes, now=self._clock(), revision=revision, if_generation=if_generation, slo=slo)
+        )
+
+    async def explain(self, request_id: str) -> Explanation | None:
+        """What the scheduler can tell of a request; None if it knows none of that id."""
+        return await self._inbox.call(lambda: self._scheduler.explain(request_id, self._clock()))
+
+    # The step thread
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_calls()
+                if not self._stopping:
+                    self._step()
+        except BaseException as error:
+            log.exception("the step thread died")
+            self._dead = f"the engine stopped: {type(error).__name__}: {error}"
+        finally:
+            self._dead = self._dead or "the engine is shutting down"
+            self._fail_everybody(self._dead)
+            self._inbox.close(self._dead)
+
+    def _take_calls(self) -> None:
+        """Run the calls that wait; with nothing else to do, wait for one."""
+        took = False
+        while self._take_call(wait=not self._scheduler.has_work and not took):
+            took = True
+        if took:
+            self._after_change()
+
+    def _take_call(self, *, wait: bool) -> bool:
+        """Run the next call; whether there may be more.
+
+        A quiet moment is used to check the scheduler's books: wrong ones end the thread (and so the pod) while nobody
+        is served, rather than later with somebody's blocks.
+        """
+        if wait and self._unchecked:
+            try:
+                return self._inbox.run_next(block=True, timeout=QUIET_SECONDS)
+            except queue.Empty:
+                invariants.check(self._scheduler)
+                self._unchecked = False
+        return self._inbox.run_next(block=wait)
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan(self._clock())
+        if plan is None:
+            return
+        self._unchecked = True
+        generation = self._keeper.generation(plan.generation)
+        started = self.step_started = self._clock()
+        states = {seq.request_id: self._active[seq.request_id].state for seq in plan.seqs}
+        attempt = run_step(self._runner, plan, states)
+        now = self._clock()
+        self.step_started = None
+        self._failed_steps = self._failed_steps + 1 if attempt.all_failed else 0
+        self._metrics.step(plan, generation, seconds=now - started, failed=attempt.problem is not None)
+        self._score_prompts(plan, attempt.output)
+        self._handle(self._scheduler.commit(plan, attempt.output, now), now, attempt.output)
+        self._after_change()
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {attempt.problem}")
+
+    def _score_prompts(self, plan: StepPlan, output: StepOutput) -> None:
+        for request_id, scores in output.prompt_scores.items():
+            self._active[request_id].score_prompt(scores)
+        for seq in plan.seqs:
+            # A fork has no rows of the prompt: it shares what its sibling was told.
+            lead = self._active.get(seq.fork_of) if seq.fork_of else None
+            if lead is not None:
+                self._active[seq.request_id].score_prompt_like(lead)
+
+    def _handle(self, outcomes: Sequence[Outcome], now: float, output: StepOutput = NOTHING) -> None:
+        took: list[Active] = []
+        for outcome in outcomes:
+            active = self._active.get(outcome.request_id)
+            if active is None:
+                continue
+            match outcome:
+                case Started(at=at, cached_tokens=cached):
+                    active.started(at, cached)
+                case Token():
+                    took.append(active)
+                    self._take(active, outcome, now, output)
+                case Finished(reason=FinishReason.ERROR):
+                    self._fail(active, now, output.problems.get(outcome.request_id, NOT_NUMBERS))
+                case Finished(reason=reason):
+                    self._end(active, reason, now)
+        for active in took:
+            if self._active.get(active.request.request_id) is active:
+                self._publish_or_end(active, now)
+
+    def _take(self, active: Active, token: Token, now: float, output: StepOutput) -> None:
+        active.times.tokens.append(now)
+        self._metrics.token(active.times, self.state.generation)
+        try:
+            active.take(token.token_id, output.scores.get(token.request_id))
+        except Exception as error:
+            log.exception("taking a token failed", extra={"request_id": token.request_id})
+            self._scheduler.finish(token.request_id, FinishReason.ERROR, now)
+            self._fail(active, now, f"{type(error).__name__}: {error}")
+
+    def _publish_or_end(self, active: Active, now: float) -> None:
+        if active.is_over:
+            self._scheduler.finish(active.request.request_id, FinishReason.STOP, now)
+            self._end(active, FinishReason.STOP, now)
+        else:
+            self._publish(active, active.tell())
+
+    def _end(self, active: Active, reason: FinishReason, now: float) -> None:
+        """The scheduler has ended the request."""
+        try:
+            events = active.end(reason)
+        except Exception as error:
+            log.exception("the end of a text failed", extra={"request_id": active.request.request_id})
+            self._fail(active, now, f"{type(error).__name__}: {error}")
+            return
+        self._forget(active, events, now)
+
+    def _fail(self, active: Active, now: float, problem: str) -> None:
+        self._forget(active, active.fail(problem), now, corrupted=problem == NOT_NUMBERS)
+
+    def _forget(self, active: Active, events: Sequence[Event], now: float, *, corrupted: bool = False) -> None:
+        request_id, done = active.request.request_id, events[-1]
+        assert isinstance(done, Done)  # noqa: S101  (the last event of every request)
+        del self._active[request_id]
+        self._publish(active, events)
+        self._metrics.finished(active.times, done.reason, now=now, corrupted=corrupted)
+
+    def _publish(self, active: Active, events: Sequence[Event]) -> None:
+        self._outbox.extend((active.events, event) for event in events)
+
+    def _submit(self, submissions: Sequence[Submission]) -> None:
+        now = self._clock()
+        taken: list[str] = []
+        try:
+            for item in submissions:
+                self._submit_one(item, now)
+                taken.append(item.request.request_id)
+        except Exception:
+            self._abort(taken)
+            raise
+
+    def _submit_one(self, item: Submission, now: float) -> None:
+        request = item.request
+        item.params.check_ids(self._runner.model.vocab_size)
+        state = TokenState(item.params, request.prompt_token_ids)
+        answer = self._scheduler.submit(request, now)
+        if isinstance(answer, Rejected):
+            self._metrics.rejected(answer.reason, retry_after=answer.retry_after)
+            raise RejectedError(answer)
+        times = self._metrics.begin(request, now=now)
+        self._active[request.request_id] = Active(item, state, times, eos_token_ids=self._runner.model.eos_token_ids)
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        now = self._clock()
+        for request_id in request_ids:
+            active = self._active.get(request_id)
+            if active is not None:
+                self._scheduler.finish(request_id, FinishReason.ABORT, now)
+                self._end(active, FinishReason.ABORT, now)
+
+    def _after_change(self) -> None:
+        self.stats = self._scheduler.stats()
+        self._metrics.stats(self.stats)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand all events over to the asyncio side at once."""
+        if not self._outbox or self._aio is None:
+            return
+        batch, self._outbox = self._outbox, []
+        try:
+            self._aio.call_soon_threadsafe(_put, batch)
+        except RuntimeError:
+            log.debug("the event loop is closed; %d events are dropped", len(batch))
+
+    def _fail_everybody(self, problem: str) -> None:
+        """Whatever is broken: every waiter gets its last event."""
+        now = self._clock()
+        active, self._active = self._active, {}
+        for each in active.values():
+            self._publish(each, each.fail(problem))
+        self._deliver()
+        try:
+            for each in active.values():
+                self._metrics.finished(each.times, FinishReason.ERROR, now=now)
+            self._after_change()
+        except Exception:
+            log.exception("the last metrics are lost")
+
+
+def _put(batch: Sequence[tuple[asyncio.Queue[Event], Event]]) -> None:
+    for events, event in batch:
+        events.put_nowait(event)

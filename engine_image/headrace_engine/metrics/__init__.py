@@ -1,0 +1,1 @@
+"""What the engine counts. Names, labels and buckets are in `headrace_core.metric_names`."""

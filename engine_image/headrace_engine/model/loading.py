@@ -1,0 +1,173 @@
+"""Load a transformers causal LM whose attention is ours, with its tokenizer, and what the engine must know of both."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from headrace_engine.errors import ModelError
+from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.model.checks import (
+    reason_of,
+    refuse_ignored_rope,
+    refuse_non_finite,
+    refuse_partial,
+    refuse_unsupported,
+)
+from headrace_engine.model.tokenizer import load_tokenizer, turn_ends
+from headrace_engine.model.weights import Source
+
+__all__ = ["LoadedModel", "load_model", "refuse_unsupported", "wrap_model"]
+
+T = TypeVar("T")
+WHAT_TO_DO = {
+    "config": "Copy the model's own config.json again",
+    "tokenizer": "Copy the model's tokenizer files again",
+    "weights": "Check that it is a complete transformers causal language model",
+    "gguf": "Use another GGUF file of the model, or its safetensors folder",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run. `vocab_size` is the tokenizer's: logits beyond it belong to no token."""
+
+    module: Any
+    tokenizer: Any
+    name: str
+    architecture: str
+    num_layers: int
+    max_position: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    device: torch.device
+    dtype: torch.dtype
+    keeps_logits: bool  # forward() takes logits_to_keep
+    holes: torch.Tensor | None = None  # ids below vocab_size that are no token
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def of_tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits `[rows, vocab_size]` of `[rows, padded]`: the padding cut off, -inf where an id is no token."""
+        cut = logits[:, : self.vocab_size]
+        return cut if self.holes is None else cut.index_fill(1, self.holes, float("-inf"))
+
+
+def load_model(source: Source, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Load config, tokenizer and weights of `source`. Raises `ModelError` naming what is wrong and what to do."""
+    refuse_ignored_rope(source)
+    config = _load_part(source, "config", lambda: AutoConfig.from_pretrained(**source.location))
+    refuse_unsupported(config)
+    rows = config.get_text_config().vocab_size
+    kind = config.get_text_config().model_type
+    tokenizer = _load_part(source, "tokenizer", lambda: load_tokenizer(source, model_type=kind, rows=rows))
+    module, info = _load_part(source, "weights", lambda: _load_weights(source, config, dtype))
+    refuse_partial(source, module, info)
+    refuse_non_finite(source, module)
+    eos = _generation_eos(source) | turn_ends(tokenizer, source.gguf)
+    return wrap_model(module.to(device), tokenizer, name=source.name, eos=eos)
+
+
+def wrap_model(module: Any, tokenizer: Any, *, name: str, eos: frozenset[int] = frozenset()) -> LoadedModel:
+    """Describe a loaded module and tokenizer."""
+    text = module.config.get_text_config()
+    module.eval().requires_grad_(requires_grad=False)
+    known_eos = eos | _ids(text.eos_token_id) | _ids(tokenizer.eos_token_id)
+    parameter = next(module.parameters())
+    ids = set(tokenizer.get_vocab().values())
+    vocab_size = min(text.vocab_size, max(ids) + 1)
+    holes = sorted(set(range(vocab_size)) - ids)
+    return LoadedModel(
+        module=module,
+        tokenizer=tokenizer,
+        name=name,
+        architecture=type(module).__name__,
+        num_layers=text.num_hidden_layers,
+        max_position=int(getattr(text, "max_position_embeddings", None) or 2**31),
+        vocab_size=vocab_size,
+        eos_token_ids=frozenset(token for token in known_eos if 0 <= token < vocab_size),
+        device=parameter.device,
+        dtype=parameter.dtype,
+        keeps_logits="logits_to_keep" in inspect.signature(module.forward).parameters,
+        holes=torch.tensor(holes, device=parameter.device) if holes else None,
+    )
+
+
+def dequantizing(source: Source) -> dict[str, Any]:
+    """What `from_pretrained` must be told to read a GGUF file's weights as plain numbers; nothing for other files."""
+    if source.gguf is None:
+        return {}
+    from transformers import GgufConfig  # noqa: PLC0415  (absent from older transformers)
+
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def _load_weights(source: Source, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """The module, and what transformers says of tensors that are missing, too many or of another shape."""
+    with _no_report():
+        # The choice of attention is stored in the config object: never share one between two models.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            **source.location, config=copy.deepcopy(config), attn_implementation=IMPLEMENTATION, dtype=dtype,
+            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **dequantizing(source),
+        )  # fmt: skip
+    return loaded[0], loaded[1]
+
+
+@contextlib.contextmanager
+def _no_report() -> Iterator[None]:
+    """Silence transformers' table of missing tensors: `refuse_partial` says it, with file and advice."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _load_part(source: Source, part: str, load: Callable[[], T]) -> T:
+    try:
+        return load()
+    except ModelError:
+        raise
+    except Exception as error:  # a damaged file makes its reader raise anything, struct.error included
+        reason = reason_of(error)
+        if source.is_hub:
+            raise ModelError(
+                f"{source.where}: cannot load the {part} from the model hub (there is no such folder here): {reason}. "
+                "Check the name, the network and, for a gated model, HF_TOKEN; or download the model elsewhere and "
+                "give its folder"
+            ) from error
+        advice = WHAT_TO_DO["gguf" if source.gguf is not None else part]
+        where = f"{source.where}/config.json" if part == "config" and source.gguf is None else source.file_of("")
+        raise ModelError(f"{where}: cannot load the {part}: {reason}. {advice}") from error
+
+
+def _generation_eos(source: Source) -> frozenset[int]:
+    if source.gguf is not None:
+        return frozenset()  # a generation_config.json beside it would be another model's
+    try:
+        generation = GenerationConfig.from_pretrained(source.where)
+    except OSError as error:
+        path = Path(source.where) / "generation_config.json"
+        if path.is_file():
+            raise ModelError(f"{path} cannot be read: {reason_of(error)}. Copy it again, or remove it") from error
+        return frozenset()  # the file is optional
+    return _ids(generation.eos_token_id)
+
+
+def _ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset(value) if isinstance(value, list) else frozenset({value})

@@ -1,0 +1,137 @@
+"""A model's tokenizer, made to do what the model needs: BOS in front, a chat template, no token without a row.
+
+transformers follows the files literally, and files are often silent: a tokenizer.json that adds no BOS although
+tokenizer_config.json asks for it, a GGUF file without a template, an added token beyond the embedding.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from headrace_engine.errors import ModelError
+from headrace_engine.model.gguf_header import GgufHeader
+from headrace_engine.model.weights import Source
+
+# Without <bos> in front these answer nonsense, whatever their files say or forget to say.
+NEEDS_BOS = ("gemma",)
+TURN_START, TURN_END = "<start_of_turn>", "<end_of_turn>"
+GEMMA_TEMPLATE = """\
+{{ bos_token }}
+{%- if messages[0]['role'] in ('system', 'developer') %}
+    {%- set first = messages[0]['content'] | trim + '\\n\\n' %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set first = '' %}
+    {%- set turns = messages %}
+{%- endif %}
+{%- for message in turns %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must alternate: user, assistant, user, ...') }}
+    {%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\\n' + (first if loop.first else '') + message['content'] | trim }}
+    {{- '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{% endif %}
+"""
+
+
+def load_tokenizer(source: Source, *, model_type: str, rows: int) -> Any:
+    """The tokenizer of `source` for a model of `rows` embedding rows. Raises `ModelError`, or as transformers does."""
+    tokenizer = AutoTokenizer.from_pretrained(**source.location)
+    _drop_tokens_without_row(source, tokenizer, rows)
+    if _wants_bos(source, model_type):
+        add_bos(tokenizer, source.where)
+    add_template(tokenizer, source.gguf)
+    return tokenizer
+
+
+def add_bos(tokenizer: Any, where: str) -> None:
+    """Make `tokenizer` put BOS in front of a text. Raises `ModelError` where it cannot."""
+    bos = tokenizer.bos_token_id
+    if bos is None or _adds(tokenizer, bos):
+        return
+    tokenizer.add_bos_token = True  # rewrites the fast tokenizer's post-processor
+    if not _adds(tokenizer, bos):
+        raise ModelError(
+            f"{where}: the model needs {tokenizer.bos_token} in front of every text and its tokenizer cannot be made "
+            "to add it: use a tokenizer.json that does"
+        )
+
+
+def add_template(tokenizer: Any, gguf: GgufHeader | None = None) -> None:
+    """Gemma's turns where the vocabulary has them and no template came along; BOS in front of a GGUF's template."""
+    template = tokenizer.chat_template
+    if not template:
+        if has_turns(tokenizer):
+            tokenizer.chat_template = GEMMA_TEMPLATE
+    elif gguf is not None and gguf.adds_bos and isinstance(template, str) and not _writes_bos(tokenizer):
+        # Runtimes of GGUF files add BOS to a rendered chat; here a template writes all of it.
+        tokenizer.chat_template = "{{ bos_token }}" + template
+
+
+def turn_ends(tokenizer: Any, gguf: GgufHeader | None = None) -> frozenset[int]:
+    """Ids that end an answer beside those that the config names."""
+    ends = frozenset() if gguf is None else gguf.end_ids
+    template = tokenizer.chat_template
+    if has_turns(tokenizer) and isinstance(template, str) and TURN_END in template:
+        ends |= {tokenizer.convert_tokens_to_ids(TURN_END)}
+    return ends
+
+
+def has_turns(tokenizer: Any) -> bool:
+    """Whether the vocabulary has Gemma's turn marks."""
+    return {TURN_START, TURN_END}.issubset(tokenizer.get_vocab())
+
+
+def _adds(tokenizer: Any, bos: int) -> bool:
+    return bool(tokenizer("a")["input_ids"][:1] == [bos])
+
+
+def _writes_bos(tokenizer: Any) -> bool:
+    if tokenizer.bos_token is None:
+        return True
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    except Exception:  # a template may raise anything; it then is left alone
+        return True
+    return str(text).lstrip().startswith(tokenizer.bos_token)
+
+
+def _wants_bos(source: Source, model_type: str) -> bool:
+    if source.gguf is not None:
+        return source.gguf.adds_bos
+    said = _said_in_config(Path(source.where) / "tokenizer_config.json")
+    return model_type.startswith(NEEDS_BOS) if said is None else said
+
+
+def _said_in_config(path: Path) -> bool | None:
+    """`add_bos_token` of a tokenizer_config.json: where tokenizer.json is there too, transformers does not read it."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8")).get("add_bos_token")
+    except (OSError, ValueError, AttributeError):
+        return None  # absent, or AutoTokenizer has already said what is wrong
+    return said if isinstance(said, bool) else None
+
+
+def _drop_tokens_without_row(source: Source, tokenizer: Any, rows: int) -> None:
+    """An added token beyond the embedding would stop the engine as soon as a prompt spells it: make it plain text."""
+    vocabulary = tokenizer.get_vocab()
+    beyond = {token for token, index in vocabulary.items() if index >= rows}
+    if not beyond:
+        return
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    if backend is None or beyond - added:
+        raise ModelError(
+            f"{source.where}: the tokenizer has token ids up to {max(vocabulary.values())}, but the model's embedding "
+            f"has {rows} rows: the tokenizer belongs to another model; copy the right one"
+        )
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < rows]
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))  # noqa: SLF001  (the library has no way to remove one)

@@ -1,0 +1,1 @@
+"""OpenAI's routes: a body becomes submissions, and their events a response or a stream."""

@@ -1,0 +1,93 @@
+"""What the routes need of one engine beside its loop: prompts, grammars, tool calls, spelling of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace_engine.engine import Engine
+from headrace_engine.http.errors import invalid
+from headrace_engine.lanes import Lane, Lanes
+from headrace_engine.openai.constraints import Constraint, constraint_of
+from headrace_engine.openai.messages import NamedChoice
+from headrace_engine.openai.prompts import Prompts
+from headrace_engine.openai.schema import ChatBody, GenerationBody
+from headrace_engine.openai.tools import ToolFormat, ToolParser, forced_parser, format_of, mark_of, parser_for
+from headrace_engine.sampling.grammar import Grammar, GrammarCompiler, GrammarError, GrammarKind, GrammarSpec
+from headrace_engine.text.token_text import TokenTexts
+
+AUTO = "auto"
+
+
+class Backend:
+    """Made with the first call; used by the event loop."""
+
+    def __init__(self, engine: Engine, *, tool_call_parser: str = AUTO) -> None:
+        model = engine.model
+        self.engine = engine
+        self.lanes = Lanes()
+        self.prompts = Prompts(
+            model.tokenizer, self.lanes, vocab_size=model.vocab_size, max_model_len=engine.max_model_len
+        )
+        self._compiler = GrammarCompiler(
+            model.tokenizer, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+        )
+        self._tool_call_parser = tool_call_parser
+        self._texts: TokenTexts | None = None
+
+    def texts(self) -> TokenTexts:
+        """The spelling of tokens."""
+        self._texts = self._texts or TokenTexts(self.engine.model.tokenizer)
+        return self._texts
+
+    def check(self, body: GenerationBody) -> None:
+        """What depends on the model. Raises `ApiError` 400."""
+        self.prompts.check_ids(body.stop_token_ids or (), param="stop_token_ids")
+        self.prompts.check_ids(tuple(body.biases), param="logit_bias")
+        if isinstance(body, ChatBody) and body.choice_of_tools == "auto" and self._knows_tools():
+            self._check_auto()
+
+    async def grammar(self, body: GenerationBody) -> Grammar | None:
+        """The compiled grammar that a body asks for. Raises `ApiError` 400."""
+        constraint = constraint_of(body)
+        if constraint is None:
+            return None
+        return await self.lanes.run(lambda: self._compile(constraint), lane=Lane.GRAMMAR)
+
+    def tool_parser(self, body: GenerationBody) -> Callable[[], ToolParser] | None:
+        """What makes a parser for each choice of a chat, if it may call tools."""
+        if not isinstance(body, ChatBody) or (choice := body.choice_of_tools) == "none":
+            return None
+        if choice == "auto":
+            kind = self._tool_format()
+            return lambda: parser_for(kind)
+        name = choice.function.name if isinstance(choice, NamedChoice) else None
+        return lambda: forced_parser(name)
+
+    def hides_special(self, body: GenerationBody) -> bool:
+        """Whether marks stay out of the text: not where the client wants them, or a tool call is one."""
+        if not (isinstance(body, ChatBody) and body.choice_of_tools == "auto"):
+            return body.skip_special_tokens
+        marks = self.engine.model.tokenizer.all_special_tokens
+        return body.skip_special_tokens and mark_of(self._tool_format()) not in marks
+
+    def _compile(self, constraint: Constraint) -> Grammar:
+        try:
+            return self._compiler.compile(GrammarSpec(GrammarKind(constraint.kind), constraint.value))
+        except GrammarError as error:
+            raise invalid(f"{constraint.param}: {error}", param=constraint.param, code="invalid_grammar") from error
+
+    def _knows_tools(self) -> bool:
+        return self.prompts.template.exists and self.prompts.template.knows("tools", tools=True)
+
+    def _tool_format(self) -> ToolFormat:
+        if self._tool_call_parser != AUTO:
+            return ToolFormat(self._tool_call_parser)
+        return format_of(self.prompts.template.source(tools=True))
+
+    def _check_auto(self) -> None:
+        if self._tool_format() is ToolFormat.NONE:
+            raise invalid(
+                "this server cannot read the tool calls that this model writes by itself: set tool_choice to "
+                '"required" or to a function, or start the server with --tool-call-parser hermes',
+                param="tool_choice", code="unsupported_parameter",
+            )  # fmt: skip

@@ -1,0 +1,131 @@
+"""What all request bodies share: strict models, checked field types, strict JSON, errors that name the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+
+from headrace_engine.http.errors import ApiError, invalid
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 128
+MAX_BIASES = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128  # prompts times n
+MAX_TOOLS = 128
+SHOWN_CHARS = 60
+
+# Where a field has alternatives, the message of one of them would mislead.
+UNION_MESSAGES = {
+    "stop": "must be a string or a list of strings",
+    "content": "must be a string or a list of parts of type text",
+    "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
+    "guided_json": "must be a JSON schema: an object, or a string that holds one",
+    "json": "must be a JSON schema: an object, or a string that holds one",
+}
+CODES = {
+    "extra_forbidden": "unknown_parameter",
+    "missing": "missing_required_parameter",
+}
+
+
+class Strict(BaseModel):
+    """A body or a part of one: no unknown fields, no conversions, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _all_finite(value: dict[str, Any]) -> dict[str, Any]:
+    left: list[Any] = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise PydanticCustomError("finite_number", "holds a number that is too large for JSON")
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_all_finite)]
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_IDS)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)]
+# Fields with a default of their own: null is the same as leaving them out, and is dropped before the models see it.
+Flag = Annotated[bool, WithJsonSchema({"type": ["boolean", "null"]})]
+Count = Annotated[int, Field(ge=0, lt=2**31), WithJsonSchema({"type": ["integer", "null"], "minimum": 0})]
+Priority = Annotated[
+    int, Field(ge=-(2**31), lt=2**31),
+    WithJsonSchema({"type": ["integer", "null"], "minimum": -(2**31), "exclusiveMaximum": 2**31}),
+]  # fmt: skip
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Raises `ApiError` 400: no JSON, NaN, a lone surrogate, more than 200 levels.
+
+    The parser is quick (a megabyte of text in a tenth of a millisecond) but keeps the interpreter to itself meanwhile.
+    """
+    try:
+        values = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        text = str(error)
+        if "hex escape" in text or "unicode code point" in text:
+            text += " (is it a lone surrogate, half a character? Send valid Unicode)"
+        elif b"NaN" in raw or b"Infinity" in raw:
+            text += " (NaN and Infinity are no JSON numbers)"
+        raise invalid(f"the body is not JSON: {text}", code="invalid_json") from error
+    if not isinstance(values, dict):
+        raise invalid("the body must be a JSON object", code="invalid_json")
+    return values
+
+
+def raise_first(error: ValidationError, values: object) -> NoReturn:
+    """Answer the most telling problem of `error`, found in `values`, with its field's path. Raises `ApiError` 400."""
+    details = error.errors(include_url=False, include_context=False)
+    paths = [_path(item, values) for item in details]
+    # Of a union's alternatives the one that came deepest is what the client meant; a wrong type says the least.
+    deepest = max(range(len(details)), key=lambda at: (len(paths[at]), not details[at]["type"].endswith("_type"), -at))
+    raise problem(details[deepest], paths[deepest]) from error
+
+
+def problem(item: ErrorDetails, path: Sequence[str | int]) -> ApiError:
+    """The answer to one of pydantic's errors."""
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    name = str(path[0]) if path else None
+    kind = item["type"]
+    code = CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
+    if kind == "extra_forbidden":
+        return invalid(f"{where} is not a parameter of this server: leave it out", param=name, code=code)
+    message = item["msg"][:1].lower() + item["msg"][1:]
+    if kind.endswith(("_type", "literal_error")) and path and path[-1] in UNION_MESSAGES:
+        message = UNION_MESSAGES[str(path[-1])]
+    return invalid(f"{where or 'the body'}: {message}{_shown(item['input'], kind)}", param=name, code=code)
+
+
+def _path(item: ErrorDetails, values: object) -> list[str | int]:
+    # A union adds a segment for the alternative that it tried: only what leads through the body is a person's.
+    path: list[str | int] = []
+    for at, part in enumerate(item["loc"]):
+        places = range(len(values)) if isinstance(values, list) else values if isinstance(values, dict) else ()
+        if part in places:
+            values = values[part]  # type: ignore[index]
+        elif not (item["type"] == "missing" and at == len(item["loc"]) - 1):
+            continue
+        path.append(part)
+    return path
+
+
+def _shown(value: object, kind: str) -> str:
+    if kind == "missing" or not isinstance(value, str | int | float) or kind.startswith(("string_too", "finite")):
+        return ""
+    text = str(value)
+    return f", not {text[:SHOWN_CHARS] + '...' if len(text) > SHOWN_CHARS else text}" if text else ""

@@ -1,0 +1,244 @@
+"""From the engine's events to the bytes of an answer: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from pydantic_core import to_json
+from starlette.types import Receive, Scope, Send
+
+from headrace_core.events import FinishReason
+from headrace_engine.http.errors import ApiError, failed, invalid, unexpected
+from headrace_engine.lanes import Lanes
+from headrace_engine.openai.responses import ChoiceWriter, Shape, whole_body
+from headrace_engine.outputs import Delta, Done, Event, PromptScored
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+TOOL_WORK = 8  # times that of plain text: calls are read character by character
+SCORE_CHARS = 64  # of JSON for one scored token, about
+# How the sampler's problems begin that a grammar, a bias or min_tokens bring about.
+IMPOSSIBLE = ("no token is possible at output position", "the output cannot follow its grammar")
+
+
+class Channel:
+    """Events of all generations of a call, in the order in which the engine published them."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+    def entry(self, index: int) -> asyncio.Queue[Event]:
+        """The queue that generation `index` writes to."""
+        return _Entry(index, self._events)
+
+    async def get(self) -> tuple[int, Event]:
+        """The next event and its generation."""
+        return await self._events.get()
+
+
+class _Entry(asyncio.Queue[Event]):
+    def __init__(self, index: int, events: asyncio.Queue[tuple[int, Event]]) -> None:
+        super().__init__()
+        self._index = index
+        self._shared = events
+
+    def put_nowait(self, item: Event) -> None:
+        self._shared.put_nowait((self._index, item))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A call in the engine."""
+
+    shape: Shape
+    channel: Channel
+    lanes: Lanes
+
+    @property
+    def generations(self) -> int:
+        """How many events' ends to wait for."""
+        return len(self.shape.prompts) * self.shape.samples
+
+
+@dataclass(slots=True)
+class _Whole:
+    """All events of one generation, joined."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    scores: list[Any] = field(default_factory=list)
+    scored: PromptScored | None = None
+
+    def take(self, event: Event) -> Done | None:
+        """Add an event; the last one gives everything as one."""
+        if isinstance(event, PromptScored):
+            self.scored = event
+            return None
+        self.texts.append(event.text)
+        self.tokens.extend(event.token_ids)
+        self.scores.extend(event.scores)
+        if isinstance(event, Delta):
+            return None
+        return Done(
+            text="".join(self.texts), token_ids=tuple(self.tokens), scores=tuple(self.scores), reason=event.reason,
+            num_output_tokens=event.num_output_tokens, stop_reason=event.stop_reason, cached_tokens=event.cached_tokens,
+        )  # fmt: skip
+
+
+async def collect(run: Run) -> bytes:
+    """The body of a call that does not stream. Raises `ApiError` if a generation failed."""
+    parts = [_Whole() for _ in range(run.generations)]
+    ends: dict[int, Done] = {}
+    while len(ends) < run.generations:
+        index, event = await run.channel.get()
+        raise_failure(event)
+        if (done := parts[index].take(event)) is not None:
+            ends[index] = done
+    ordered = [ends[at] for at in range(run.generations)]
+    # Samples share their prompt's scores.
+    scored = [part.scored for part in parts[:: run.shape.samples]]
+    size = sum(len(done.text) for done in ordered) * (1 if run.shape.new_parser is None else TOOL_WORK)
+    size += SCORE_CHARS * _cells(run.shape, sum(len(part.scores) for part in parts), scored)
+    return await run.lanes.unless_small(lambda: to_bytes(whole_body(run.shape, ordered, scored)), size=size)
+
+
+def _cells(shape: Shape, outputs: int, scored: list[PromptScored | None]) -> int:
+    """How many scored tokens a body spells out."""
+    top = 1 + (shape.logprobs or 0), 1 + (shape.prompt_logprobs or shape.logprobs or 0)
+    return outputs * top[0] + sum(len(item.scores) for item in scored if item is not None) * shape.samples * top[1]
+
+
+def raise_failure(event: Event) -> None:
+    """Raises `ApiError` for a generation that failed: 400 if what the client asked for left no token to choose."""
+    if isinstance(event, Done) and event.reason is FinishReason.ERROR:
+        problem = event.problem or "the request failed"
+        raise invalid(problem, code="impossible_output") if problem.startswith(IMPOSSIBLE) else failed(problem)
+
+
+def to_bytes(body: object) -> bytes:
+    """JSON, always finite."""
+    return to_json(body, inf_nan_mode="null")
+
+
+class _Stream:
+    """One answer as server-sent events."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._shape = run.shape
+        self._writers = [ChoiceWriter(run.shape, index) for index in range(run.generations)]
+        self._begun: set[int] = set()
+        self._scored: dict[int, PromptScored] = {}
+        self._held: dict[int, list[tuple[int, Delta | Done]]] = {}  # by prompt, until its scores are known
+        self._needs_scores = run.shape.scores_prompt
+        self._open = run.generations
+        self._tokens: dict[int, int] = {}  # generated so far
+        self._cached = 0
+        self._head = b"data: " + to_bytes(run.shape.head(chunk=True))[:-1] + b',"choices":['
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Chunks as they come, then the usage if asked for, then `[DONE]`."""
+        try:
+            while self._open:
+                for index, event in self._in_order(*await self._run.channel.get()):
+                    raise_failure(event)
+                    if chunks := await self._chunks(index, event):
+                        yield chunks
+        except ApiError as error:
+            yield _error(error)
+        except Exception as error:
+            # The headers are gone: this is the only way left to say that the text is not whole.
+            log.exception("a stream broke off")
+            yield _error(unexpected(error))
+        else:
+            if self._shape.usage:
+                yield self._chunk(None, usage=self._shape.usage_of(sum(self._tokens.values()), cached=self._cached))
+        yield b"data: [DONE]\n\n"
+
+    def _in_order(self, index: int, event: Event) -> list[tuple[int, Delta | Done]]:
+        """Events to write now: those of a prompt's samples wait for the prompt's scores, which come once."""
+        prompt = index // self._shape.samples
+        if isinstance(event, PromptScored):
+            self._scored[prompt] = event
+            return self._held.pop(prompt, [])
+        failed_early = isinstance(event, Done) and event.reason is FinishReason.ERROR
+        if self._needs_scores and prompt not in self._scored and not failed_early:
+            self._held.setdefault(prompt, []).append((index, event))
+            return []
+        return [(index, event)]
+
+    async def _chunks(self, index: int, event: Delta | Done) -> bytes:
+        choices: list[dict[str, Any]] = []
+        if index not in self._begun:
+            self._begun.add(index)
+            if (first := await self._first(index)) is not None:
+                choices.append(first)
+        choices += self._writers[index].more(event)
+        if isinstance(event, Done):
+            self._open -= 1
+            self._cached += event.cached_tokens if index % self._shape.samples == 0 else 0
+            self._tokens[index] = event.num_output_tokens
+        else:
+            self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
+        usage = self._shape.usage_of(sum(self._tokens.values())) if self._shape.usage_always else None
+        return b"".join(self._chunk(choice, usage=usage) for choice in choices)
+
+    async def _first(self, index: int) -> dict[str, Any] | None:
+        scored = self._scored.get(index // self._shape.samples)
+        size = 0 if scored is None else SCORE_CHARS * _cells(self._shape, 0, [scored])
+        return await self._run.lanes.unless_small(lambda: self._writers[index].first(scored), size=size)
+
+    def _chunk(self, choice: dict[str, Any] | None, *, usage: dict[str, Any] | None) -> bytes:
+        parts = [self._head, b"" if choice is None else to_bytes(choice), b"]"]
+        if usage is not None or self._shape.usage:
+            parts += [b',"usage":', to_bytes(usage)]
+        if choice is not None and "role" in choice.get("delta", ()) and self._shape.token_ids:
+            parts += [b',"prompt_token_ids":', to_bytes(self._shape.prompts[0].ids)]
+        return b"".join([*parts, b"}\n\n"])
+
+
+def _error(error: ApiError) -> bytes:
+    return b"data: " + to_bytes(error.body) + b"\n\n"
+
+
+def stream(run: Run) -> AsyncIterator[bytes]:
+    """The server-sent events of a call."""
+    return _Stream(run).events()
+
+
+class OwningStream(StreamingResponse):
+    """Server-sent events that own resources: closed when the stream ends, by itself or because the client left."""
+
+    def __init__(self, content: AsyncIterator[bytes], resources: contextlib.ExitStack) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        with self._resources:
+            await super().__call__(scope, receive, send)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None as soon as the client disconnects."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

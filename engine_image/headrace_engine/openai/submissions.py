@@ -1,0 +1,150 @@
+"""From a checked body and its prompts to what the engine is given, and the shape of the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace_core.events import Request as EngineRequest
+from headrace_engine.engine import Engine
+from headrace_engine.http.errors import invalid
+from headrace_engine.loop.engine_loop import Submission
+from headrace_engine.openai.prompts import Prompt
+from headrace_engine.openai.responses import Shape
+from headrace_engine.openai.schema import ChatBody, CompletionBody, GenerationBody
+from headrace_engine.openai.streaming import Channel
+from headrace_engine.openai.tools import ToolParser
+from headrace_engine.sampling.params import SamplingParams
+from headrace_engine.text.detokenize import TextStream
+from headrace_engine.text.token_text import TokenTexts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A call, ready to be put to the engine. `budgets` has the output tokens of each prompt."""
+
+    call_id: str
+    model: str
+    body: GenerationBody
+    prompts: tuple[Prompt, ...]
+    budgets: tuple[int, ...]
+    arrival: float
+    seed: str
+    grammar: Any = None
+    new_parser: Callable[[], ToolParser] | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether any new token is wanted."""
+        return not (isinstance(self.body, CompletionBody) and self.body.max_tokens == 0)
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told at each place, None for no scores."""
+        if isinstance(self.body, ChatBody):
+            return (self.body.top_logprobs or 0) if self.body.logprobs else None
+        return self.body.logprobs if isinstance(self.body, CompletionBody) else None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the prompt comes first in the answer."""
+        return isinstance(self.body, CompletionBody) and bool(self.body.echo)
+
+    @property
+    def prompt_scores(self) -> int | None:
+        """How many of the likeliest tokens to score at each place of the prompt."""
+        wanted = [self.body.prompt_logprobs, self.logprobs if self.echoes else None]
+        return max((top for top in wanted if top is not None), default=None)
+
+
+def shape_of(ask: Ask, texts: Callable[[], TokenTexts]) -> Shape:
+    """What the answer looks like. `texts` is slow the first time, and called only if tokens are spelled out."""
+    body = ask.body
+    options = body.stream_options
+    is_chat = isinstance(body, ChatBody)
+    single = isinstance(body, ChatBody) and body.parallel_tool_calls is False
+    return Shape(
+        id=ask.call_id,
+        created=int(time.time()),  # noqa: TID251  (OpenAI's `created` is unix time)
+        model=ask.model,
+        is_chat=is_chat,
+        prompts=ask.prompts,
+        samples=body.choices,
+        echo=ask.echoes,
+        generates=ask.generates,
+        logprobs=ask.logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        token_ids=bool(body.return_token_ids),
+        usage=options is not None and bool(options.include_usage),
+        usage_always=options is not None and bool(options.continuous_usage_stats),
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
+        new_parser=ask.new_parser,
+        max_calls=1 if single else None,
+        texts=texts() if ask.logprobs is not None or body.prompt_logprobs is not None else None,
+    )
+
+
+def submissions_of(ask: Ask, engine: Engine, channel: Channel, *, hides_special: bool) -> list[Submission]:
+    """One for each sample of each prompt; further samples of a prompt are forks of its first."""
+    made = []
+    for at, (prompt, budget) in enumerate(zip(ask.prompts, ask.budgets, strict=True)):
+        if ask.body.min_tokens > budget:
+            raise invalid(
+                f"min_tokens {ask.body.min_tokens} exceeds the {budget} tokens that may be generated: lower it, or "
+                "raise max_tokens", param="min_tokens", code="invalid_value",
+            )  # fmt: skip
+        first = at * ask.body.choices
+        made += [
+            _submission(ask, engine, prompt, budget=budget, index=first + sample, first=first, channel=channel,
+                        hides_special=hides_special)
+            for sample in range(ask.body.choices)
+        ]  # fmt: skip
+    return made
+
+
+def _submission(
+    ask: Ask, engine: Engine, prompt: Prompt, *, budget: int, index: int, first: int, channel: Channel,
+    hides_special: bool,
+) -> Submission:  # fmt: skip
+    body, is_fork = ask.body, index != first
+    ends = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else engine.model.eos_token_ids)
+    # Samples share their prompt's scores.
+    prompt_scores = None if is_fork else ask.prompt_scores
+    return Submission(
+        request=EngineRequest(
+            request_id=f"{ask.call_id}-{index}", prompt_token_ids=prompt.ids, max_tokens=max(1, budget),
+            arrival=ask.arrival, stop_token_ids=ends, priority=body.priority, cache_salt=body.cache_salt or "",
+            reads_cache=prompt_scores is None, fork_of=f"{ask.call_id}-{first}" if is_fork else None,
+        ),
+        params=_params(ask, prompt_len=len(prompt.ids), ends=ends, index=index, prompt_scores=prompt_scores),
+        text=TextStream(
+            engine.model.tokenizer, prompt.ids, stops=body.stops, incremental=bool(body.stream),
+            include_stop=body.include_stop_str_in_output, min_tokens=body.min_tokens, skip_special=hides_special,
+        ),
+        events=channel.entry(index),
+    )  # fmt: skip
+
+
+def _params(
+    ask: Ask, *, prompt_len: int, ends: frozenset[int], index: int, prompt_scores: int | None
+) -> SamplingParams:
+    body = ask.body
+    return SamplingParams(
+        prompt_len=prompt_len,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=tuple(sorted(body.biases.items())),
+        seed=f"{ask.seed}-{index}",
+        min_tokens=body.min_tokens,
+        stop_token_ids=ends,
+        logprobs=ask.logprobs if ask.generates else None,
+        prompt_logprobs=prompt_scores,
+        grammar=ask.grammar,
+    )

@@ -1,0 +1,1 @@
+"""Logits to tokens: what a request asks for, grammars, log probabilities."""
