@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +22,16 @@ from headrace_client.errors import (
 from headrace_client.session import Client, json_object
 
 KnobValue = int | float | bool | str | None
+SloValues = Mapping[str, float | None]
+
+
+class Keep(Enum):
+    """The type of `KEEP`."""
+
+    KEEP = "keep"
+
+
+KEEP = Keep.KEEP  # leaves the SLO set as it is, where None takes it away
 PATH = "/admin/config"
 EXPLAIN_PATH = "/admin/explain"
 
@@ -40,7 +51,7 @@ class EngineState:
     dtype: str
     pretend_gpu: bool
     started_at: float
-    slo: Mapping[str, float | None] | None
+    slo: SloValues | None
 
     def ceiling(self, knob: str) -> int | None:
         """Boot value that a capped knob cannot exceed while the engine runs; None for other knobs."""
@@ -63,9 +74,10 @@ class EngineAdmin(Client):
         return await self._call("GET", None)
 
     async def patch_config(
-        self, knobs: Mapping[str, KnobValue], revision: str | None = None, if_generation: int | None = None
-    ) -> EngineState:
-        """Set hot knobs, all or none; they are in force when this returns.
+        self, knobs: Mapping[str, KnobValue], revision: str | None = None, if_generation: int | None = None, *,
+        slo: SloValues | Keep | None = KEEP,
+    ) -> EngineState:  # fmt: skip
+        """Set hot knobs and the SLO set, all or none; they are in force when this returns.
 
         Raises `EngineRefused`, or `StaleGeneration` where the generation is no longer `if_generation`.
         """
@@ -74,6 +86,8 @@ class EngineAdmin(Client):
             body["revision"] = revision
         if if_generation is not None:
             body["if_generation"] = if_generation
+        if slo is not KEEP:
+            body["slo"] = slo
         return await self._call("PATCH", body)
 
     async def explain(self, request: str) -> Mapping[str, Any]:

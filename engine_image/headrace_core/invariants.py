@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from headrace_core.ledger import Ledger
+from headrace_core.prefix_cache import Entry, packed
 from headrace_core.scheduler import Scheduler
 from headrace_core.sequence import Phase, Sequence
 
@@ -70,11 +71,25 @@ def _chain(ledger: Ledger, seq: Sequence) -> Iterator[str]:
         yield f"{seq!r} knows content of blocks that it has not computed"
     for index, block in enumerate(seq.blocks):
         entry = ledger.cache.entry_of(block)
-        if entry is None:
-            continue
-        own = seq.chain.entries[index] if index < len(seq.chain.entries) else None
-        if entry is not own:
+        if entry is not None and not _is_of(entry, seq, index, size):
             yield f"{seq!r} holds block {block} at {index}, which is published as something else"
+
+
+def _is_of(entry: Entry, seq: Sequence, index: int, size: int) -> bool:
+    """Whether an entry, with all that it stands on, names the tokens of a sequence up to block `index`.
+
+    It need not be the one that the sequence found or made: where hashes collide, entries displace each other.
+    """
+    at: Entry | None = entry
+    for number in range(index, -1, -1):
+        if (
+            at is None
+            or at.salt != seq.chain.salt
+            or at.key[1] != packed(seq.tokens[number * size : number * size + size])
+        ):
+            return False
+        at = at.parent
+    return at is None
 
 
 def _places(ledger: Ledger) -> Iterator[str]:

@@ -159,10 +159,7 @@ class Ledger:
     def settle_fork(self, seq: Sequence) -> None:
         """The sibling's forward has filled the blocks of a fork, which goes its own way from here on."""
         if seq.sibling is not None:
-            full, chain = seq.target // self.pool.block_size, seq.sibling.chain
-            # Was done, unless the sibling ended while the step ran. Once for all its forks, who hold the same blocks.
-            self.cache.publish(chain, seq.blocks, count=full, owner=seq.number)
-            seq.chain.follow(chain, full)
+            seq.chain.follow(seq.sibling.chain, seq.target // self.pool.block_size)
         seq.sibling = None
         self._computed(seq, seq.target)
 

@@ -55,6 +55,11 @@ def digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
+def packed(tokens: list[int]) -> bytes:
+    """Token ids as they stand in a key."""
+    return array("q", tokens).tobytes()
+
+
 class PrefixCache:
     """The entries of one pool, by key and by block. `namespace` is all that changes KV besides tokens and salt."""
 
@@ -127,7 +132,7 @@ class PrefixCache:
         keys, size = chain.keys, self._pool.block_size
         while len(keys) <= index:
             start = len(keys) * size
-            tokens = array("q", chain.tokens[start : start + size]).tobytes()
+            tokens = packed(chain.tokens[start : start + size])
             keys.append((self.hasher((keys[-1][0] if keys else self._root(chain.salt)) + tokens), tokens))
         return keys[index]
 

@@ -1,4 +1,4 @@
-"""Bring running engines to the wanted hot knobs, in place: read, compare, change, and remember what was seen.
+"""Bring running engines to the wanted hot knobs and SLO set, in place: read, compare, change, remember.
 
 A change in the spec reaches every ready pod at once. (The canary, which changes a slice first and judges it, comes
 with its own issue; a TuningRun's proposal is judged already, by `rollout`.)
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace_client.engine import EngineState
+from headrace_client.engine import KEEP, EngineState, Keep, SloValues
 from headrace_client.errors import EngineError, EngineRefused
 from headrace_core.config import ConfigError, KnobValue
 from headrace_operator.effective import Effective
@@ -75,13 +75,14 @@ class Convergence:
         return Probed(state=state, in_force=True)
 
     async def _correct(self, pod: PodView, state: EngineState, config: Effective, token: str) -> EngineState:
-        knobs = hot_difference(state, config)
-        if not knobs and state.revision == config.revision:
+        knobs, slo = hot_difference(state, config), slo_difference(state, config)
+        if not knobs and slo is KEEP and state.revision == config.revision:
             return state
         changed = await self._engines.change(
-            pod.ip, token=token, knobs=knobs, revision=config.revision, generation=state.generation
+            pod.ip, token=token, knobs=knobs, slo=slo, revision=config.revision, generation=state.generation
         )
-        what = ", ".join(f"{name}={value}" for name, value in knobs.items()) or "its revision"
+        parts = [f"{name}={value}" for name, value in knobs.items()] + ["its SLO"] * (slo is not KEEP)
+        what = ", ".join(parts) or "its revision"
         LOG.info("pod %s: set %s; generation %d -> %d", pod.name, what, state.generation, changed.generation)
         return changed
 
@@ -92,15 +93,18 @@ def hot_difference(state: EngineState, config: Effective) -> dict[str, KnobValue
     return {name: value for name, value in wanted.items() if state.config.get(name) != value}
 
 
+def slo_difference(state: EngineState, config: Effective) -> SloValues | Keep | None:
+    """The wanted SLO set if another is in force (None: there should be none), or `KEEP`."""
+    return KEEP if _slo(state.slo) == _slo(config.slo) else config.slo
+
+
 def boot_difference(state: EngineState, config: Effective) -> str:
     """What the process should have read at its start and did not, or an empty string."""
-    if _slo(state.slo) != _slo(config.slo):
-        return "slo"
     lower = (name for name, value in config.ceilings.items() if (state.ceiling(name) or value) != value)
     return next((f"ceiling of {name}" for name in lower), "")
 
 
-def _slo(slo: Mapping[str, float | None] | None) -> dict[str, float]:
+def _slo(slo: SloValues | None) -> dict[str, float]:
     values = {name: value for name, value in (slo or {}).items() if value is not None}
     # Without a threshold for it, its percentile says nothing.
     return values if "itl_seconds" in values else {name: values[name] for name in values if name != "itl_percentile"}

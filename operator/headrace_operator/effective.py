@@ -62,7 +62,7 @@ class Effective:
     def boot(self) -> dict[str, object]:
         """What a process reads only when it starts."""
         fixed = {name: value for name, value in self.values.items() if KNOB_BY_NAME[name].klass is not HOT}
-        return {"config": fixed, "ceilings": dict(self.ceilings), "slo": self.slo}
+        return {"config": fixed, "ceilings": dict(self.ceilings)}
 
     def engine_json(self) -> dict[str, object]:
         """Content of engine.json."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import aiohttp
 
 from headrace_api import names
-from headrace_client.engine import EngineAdmin, EngineState
+from headrace_client.engine import EngineAdmin, EngineState, Keep, SloValues
 from headrace_client.errors import EngineError, EngineUnavailable
 from headrace_core.config import KnobValue
 
@@ -26,10 +26,12 @@ class Engines:
         return await self._admin(address, token).get_config()
 
     async def change(
-        self, address: str, *, token: str, knobs: Mapping[str, KnobValue], revision: str, generation: int
-    ) -> EngineState:
-        """Change hot knobs, all or none."""
-        return await self._admin(address, token).patch_config(knobs, revision=revision, if_generation=generation)
+        self, address: str, *, token: str, knobs: Mapping[str, KnobValue], slo: SloValues | Keep | None, revision: str,
+        generation: int,
+    ) -> EngineState:  # fmt: skip
+        """Change hot knobs and the SLO set, all or none."""
+        admin = self._admin(address, token)
+        return await admin.patch_config(knobs, revision=revision, if_generation=generation, slo=slo)
 
     async def one_token(self, url: str, *, model: str) -> None:
         """Generate one token through a Service's base URL."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from headrace_client.engine import EngineState
+from headrace_client.engine import EngineState, Keep, SloValues
 from headrace_client.resources import Resource
 from headrace_core.config import KnobValue
 from headrace_operator.verdict import Reading
@@ -72,9 +72,10 @@ class EnginesPort(Protocol):
         """Config in force. Raises `EngineError`."""
 
     async def change(
-        self, address: str, *, token: str, knobs: Mapping[str, KnobValue], revision: str, generation: int
-    ) -> EngineState:
-        """Change hot knobs if the generation is still the given one. Raises `EngineError`."""
+        self, address: str, *, token: str, knobs: Mapping[str, KnobValue], slo: SloValues | Keep | None, revision: str,
+        generation: int,
+    ) -> EngineState:  # fmt: skip
+        """Change hot knobs and the SLO set if the generation is still the given one. Raises `EngineError`."""
 
     async def one_token(self, url: str, *, model: str) -> None:
         """Generate one token through a Service. Raises `EngineError`."""

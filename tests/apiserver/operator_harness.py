@@ -182,6 +182,7 @@ class Engine:
             problems = [{"knob": item.knob, "message": item.message} for item in error.problems]
             return web.json_response({"error": {"message": str(error)}, "problems": problems}, status=422)
         self.patches.append(body["knobs"])
+        self.slo = body.get("slo", self.slo)
         self.generation, self.revision = self.generation + 1, body["revision"]
         return await self.read(request)
 

@@ -92,7 +92,7 @@ async def assert_children(kube: Kube, namespace: str) -> None:
 
 async def hot_change(kube: Kube, namespace: str, engine: Engine) -> None:
     before = await kube.get(res.DEPLOYMENTS, "chat", namespace)
-    patch = {"spec": {"engine": {"config": {"prefillChunkSize": 64}}}}
+    patch = {"spec": {"engine": {"config": {"prefillChunkSize": 64}}, "slo": {"ttft": {"threshold": "1700ms"}}}}
     await kube.merge_patch(res.INFERENCE_SERVICES, "chat", namespace, patch=patch)
     done = await until(
         kube,
@@ -102,6 +102,7 @@ async def hot_change(kube: Kube, namespace: str, engine: Engine) -> None:
     )
     after = await kube.get(res.DEPLOYMENTS, "chat", namespace)
     assert engine.patches == [{"prefill_chunk_size": 64}]
+    assert engine.slo["ttft_seconds"] == 1.7
     assert done["status"]["config"]["prefillChunkSize"] == 64
     assert before
     assert after

@@ -16,8 +16,9 @@ class LatencyTarget(Model):
     """One latency threshold."""
 
     percentile: Percentile = 99.0
-    """Percentile that must meet the threshold, above 0 and below 100. Of itl it is taken over one request's own gaps
-    between tokens. Default: 99."""
+    """Percentile of one request's own values that must meet the threshold, above 0 and below 100: of itl, its gaps
+    between tokens. ttft, tpot and e2e have one value a request, so there it changes nothing; what share of requests
+    must be good is `attainment`. Default: 99."""
     threshold: Duration
     """Longest time allowed, such as 800ms."""
 

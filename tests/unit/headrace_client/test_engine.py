@@ -32,15 +32,18 @@ async def test_get_config(double: Any) -> None:
 
 
 async def test_patch_sends_only_what_is_given(double: Any) -> None:
-    double.then(double.json(STATE), double.json(STATE))
+    double.then(*[double.json(STATE)] * 4)
     async with aiohttp.ClientSession() as session:
         admin = EngineAdmin(double.url, session=session)
         await admin.patch_config({"max_num_seqs": 4})
         await admin.patch_config({"preemptible": False}, revision="r2", if_generation=3)
+        await admin.patch_config({}, slo={"ttft_seconds": 1.0})
+        await admin.patch_config({}, slo=None)
         await admin.close()
         assert not session.closed
     assert double.seen[0].body == {"knobs": {"max_num_seqs": 4}}
     assert double.seen[1].body == {"knobs": {"preemptible": False}, "revision": "r2", "if_generation": 3}
+    assert [double.seen[at].body["slo"] for at in (2, 3)] == [{"ttft_seconds": 1.0}, None]
     assert "Authorization" not in double.seen[0].headers
 
 

@@ -236,7 +236,7 @@ def test_queue_limits_count_forks_as_requests_and_not_their_tokens(driver) -> No
     assert isinstance(d.submit("c", PROMPT, fork_of="a"), Rejected)
 
 
-def test_forks_of_one_that_was_aborted_agree_on_what_their_blocks_hold(driver) -> None:
+def test_forks_of_one_that_was_aborted_publish_the_same_whatever_the_hashes(driver) -> None:
     d = driver()
     d.scheduler.ledger.cache.hasher = lambda _: b"same"  # so that each block displaces another
     submit_forks(d, "abc", prompt=tuple(range(12)))

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headrace_api import names
-from headrace_client.engine import EngineState
+from headrace_client.engine import KEEP, EngineState, Keep
 from headrace_client.errors import (
     Conflict,
     EngineRefused,
@@ -257,8 +257,9 @@ class Engines:
         return self._up(address).state()
 
     async def change(
-        self, address: str, *, token: str, knobs: Mapping[str, Any], revision: str, generation: int
-    ) -> EngineState:
+        self, address: str, *, token: str, knobs: Mapping[str, Any], revision: str, generation: int,
+        slo: Mapping[str, Any] | Keep | None = KEEP,
+    ) -> EngineState:  # fmt: skip
         engine = self._up(address)
         if engine.refuse:
             raise EngineRefused("HTTP 422", [KnobProblem(next(iter(knobs), "?"), engine.refuse)])
@@ -269,6 +270,8 @@ class Engines:
         except ConfigError as error:
             raise EngineRefused(str(error), [KnobProblem(p.knob, p.message) for p in error.problems]) from None
         self.patches.append((address, dict(knobs)))
+        if slo is not KEEP:
+            engine.slo = slo
         engine.generation += 1
         engine.revision = revision
         return engine.state()

@@ -1,12 +1,14 @@
 """One InferenceService from its first sight to serving, its edits and its failures."""
 
 import json
+from typing import Any
 
 import pytest
 from operator_doubles import FAULTS, NS, World, pod, service
 
 from headrace_api import names
 from headrace_client.errors import Conflict, EngineUnavailable, KubeError
+from headrace_core.config import resolve
 from headrace_operator.reconciler import SOON
 
 
@@ -157,12 +159,37 @@ async def test_drift_is_corrected_within_a_minute(world: World) -> None:
     assert engine.config.decode_ratio == 0.0
 
 
-async def test_an_engine_that_started_with_an_older_file_is_not_ready(world: World) -> None:
+@pytest.mark.parametrize(
+    ("slo", "wanted"),
+    [({"ttft": {"threshold": "800ms"}}, 0.8), ({"ttft": {"threshold": "2s"}, "attainment": 0.9}, 2.0), (None, None)],
+)
+async def test_another_slo_reaches_running_engines_without_a_restart(world: World, slo: Any, wanted: Any) -> None:
+    address = await serving(world, slo={"ttft": {"threshold": "1s"}})
+    before = world.cluster.objects["Deployment", NS, "chat"]["spec"]["template"]
+    world.cluster.edit(names.INFERENCE_SERVICE_KIND, "chat", lambda body: body["spec"].update(slo=slo))
+    await world.reconcile()
+    engine = world.engines.by_address[address]
+    assert (engine.slo and engine.slo["ttft_seconds"], engine.generation) == (wanted, 2)
+    assert world.cluster.objects["Deployment", NS, "chat"]["spec"]["template"] == before
+    assert world.condition("Ready")["status"] == "True"
+
+
+async def test_an_slo_that_somebody_else_set_is_corrected(world: World) -> None:
     address = await serving(world)
-    world.engines.by_address[address].slo = {"ttft_seconds": 1.0}
+    engine = world.engines.by_address[address]
+    engine.slo = {"ttft_seconds": 1.0}
     world.clock.advance(61)
     await world.reconcile()
-    assert "older engine.json (slo)" in world.condition("EngineReady")["message"]
+    assert (engine.slo, engine.generation) == (None, 2)
+
+
+async def test_an_engine_that_started_with_lower_ceilings_is_not_ready(world: World) -> None:
+    address = await serving(world)
+    engine = world.engines.by_address[address]
+    engine.config = resolve({}, ceilings={**engine.config.ceilings, "max_num_batched_tokens": 300})
+    world.clock.advance(61)
+    await world.reconcile()
+    assert "older engine.json (ceiling of max_num_batched_tokens)" in world.condition("EngineReady")["message"]
 
 
 async def test_a_pretend_gpu_is_named(world: World) -> None:
