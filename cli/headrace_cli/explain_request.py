@@ -1,13 +1,13 @@
-"""`headrace explain request`: what became of one request, from the admin port of the engine that served it."""
+"""`headrace explain request`: what became of one request, from the engine that served it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -15,26 +15,37 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from headrace_api.names import ADMIN_TOKEN_ENV
+from headrace_cli.service_engines import Told, Where, ask_service
 from headrace_client.engine import EngineAdmin
-from headrace_client.errors import EngineError
+from headrace_client.errors import EngineError, KubeError
 from headrace_core.explain import PHRASES, WaitCause
 
-Told = Mapping[str, Any]
-TOKEN_VARIABLE = "HEADRACE_ADMIN_TOKEN"  # noqa: S105  (a name, not a secret)
+LOCAL = "http://127.0.0.1:8001"
 
 
 def explain_request(
     request: Annotated[str, typer.Argument(help="The engine's id, the id in the answer, or the x-request-id.")],
     *,
-    admin_url: Annotated[str, typer.Option(help="Admin address of the engine.")] = "http://127.0.0.1:8001",
-    token_file: Annotated[Path | None, typer.Option(help=f"File with the admin token. Else ${TOKEN_VARIABLE}.")] = None,
+    service: Annotated[
+        str | None, typer.Option(help="InferenceService whose pods are asked, by their addresses.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    admin_url: Annotated[str, typer.Option(help="Without --service: admin address of the engine.")] = LOCAL,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"File with the admin token. Else ${ADMIN_TOKEN_ENV}.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """What one request waited for, how it was computed, and how it ended."""
     try:
-        token = os.environ.get(TOKEN_VARIABLE, "") if token_file is None else token_file.read_text().strip()
-        told = asyncio.run(_ask(admin_url, token, request))
-    except (EngineError, OSError) as error:
+        if service is not None:
+            told = asyncio.run(ask_service(Where(service=service, namespace=namespace, context=context), request))
+        else:
+            token = os.environ.get(ADMIN_TOKEN_ENV, "") if token_file is None else token_file.read_text().strip()
+            told = asyncio.run(_ask(admin_url, token, request))
+    except (EngineError, KubeError, OSError) as error:
         Console(stderr=True).print(f"[red]{escape(str(error))}[/red]")
         raise typer.Exit(1) from None
     if as_json:

@@ -3,7 +3,9 @@
 One cluster, one service; the tests run in the order of the file, each from the state that the one before it left.
 """
 
+import asyncio
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS, INFERENCE_SERVICES, PODS, SECRETS
 from headrace_local.demo import client
 from headrace_local.demo.waiting import condition, wait_for
+from headrace_local.layout import Slot
 
 pytestmark = [
     pytest.mark.e2e,
@@ -126,6 +129,36 @@ async def test_a_hot_knob_changes_in_the_running_pod_without_a_restart(kube: Kub
     boot = await kube.get(CONFIG_MAPS, names.engine_config_map(SERVICE), NAMESPACE)
     assert boot is not None
     assert '"prefill_chunk_size": 32' in boot["data"][names.CONFIG_KEY], "a restarted pod would boot with the old chunk"
+
+
+async def test_what_became_of_a_request_is_told_by_the_services_name(kube: Kube, installed: Slot) -> None:
+    url = (await until(kube, ready))["status"]["endpoint"]["url"]
+    body = {"model": SERVICE, "prompt": "Once upon a time", "max_tokens": 2}
+    async with (
+        aiohttp.ClientSession(headers={"X-Request-Id": "mine"}) as session,
+        session.post(f"{url}/v1/completions", json=body) as response,
+    ):
+        assert response.status == 200
+    code, out, _ = await explain(installed.kubeconfig, "mine", "--service", SERVICE)
+    assert code == 0
+    assert "POST /v1/completions (x-request-id mine) was answered 200" in out
+    code, _, err = await explain(installed.kubeconfig, "nobody", "--service", SERVICE)
+    assert code == 1
+    assert "no request 'nobody' is known" in err
+    assert (await running_pod(kube))["metadata"]["name"] in err
+    code, _, err = await explain(installed.kubeconfig, "mine", "--service", "other")
+    assert code == 1
+    assert "InferenceService default/other has no running pod" in err
+
+
+async def explain(kubeconfig: Path, *arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "headrace_cli", "explain", "request", *arguments, "-n", NAMESPACE,
+        env=os.environ | {"KUBECONFIG": str(kubeconfig), "COLUMNS": "300"},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
 
 
 def token(secret: Object) -> str:

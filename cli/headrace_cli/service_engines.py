@@ -1,0 +1,82 @@
+"""The engines of an InferenceService, asked one by one what became of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace_api import names
+from headrace_client.engine import EngineAdmin
+from headrace_client.errors import EngineError, EngineUnavailable, KubeError
+from headrace_client.kube import Kube
+from headrace_client.resources import PODS, SECRETS
+
+Told = Mapping[str, Any]
+SECONDS = 10.0  # for one pod's answer; an address that routes nowhere gives none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """An InferenceService. `context` and `namespace` None: those of the kubeconfig."""
+
+    service: str
+    context: str | None = None
+    namespace: str | None = None
+
+
+async def ask_service(where: Where, request: str) -> Told:
+    """What the pod that served `request` tells of it. Raises `KubeError`, or `EngineError` if no pod knows it."""
+    async with Kube.auto(where.context) as kube:
+        namespace = where.namespace or kube.connection.namespace
+        label = names.selector_string({names.SERVICE_LABEL: where.service})
+        pods = await kube.list(PODS, namespace, label)
+        running = [pod for pod in pods if pod.get("status", {}).get("podIP")]
+        if not running:
+            raise KubeError(
+                f"InferenceService {namespace}/{where.service} has no running pod ({len(pods)} in all); "
+                "headrace status -A lists all services"
+            )
+        tokens = {name: await _token(kube, name, namespace) for name in {_secret(pod) for pod in running}}
+    answers = await asyncio.gather(*(_ask(pod, tokens[_secret(pod)], request) for pod in running))
+    for answer in answers:
+        if not isinstance(answer, EngineError):
+            return answer
+    refusals = [(pod, answer) for pod, answer in zip(running, answers, strict=True) if isinstance(answer, EngineError)]
+    raise EngineError("\n".join(_refusal(pod, namespace, error) for pod, error in refusals))
+
+
+def _secret(pod: Mapping[str, Any]) -> str:
+    labels = pod["metadata"]["labels"]
+    run = labels.get(names.TUNING_RUN_LABEL)
+    return names.admin_secret(labels[names.SERVICE_LABEL]) if run is None else names.trial_admin_secret(run)
+
+
+async def _token(kube: Kube, name: str, namespace: str) -> str:
+    secret = await kube.get(SECRETS, name, namespace)
+    if secret is None:
+        raise KubeError(f"Secret {namespace}/{name}, which has the token of the admin port, does not exist")
+    return base64.b64decode(secret["data"][names.ADMIN_TOKEN_KEY]).decode()
+
+
+async def _ask(pod: Mapping[str, Any], token: str, request: str) -> Told | EngineError:
+    address = pod["status"]["podIP"]
+    host = f"[{address}]" if ":" in address else address
+    try:
+        async with EngineAdmin(f"http://{host}:{names.ADMIN_PORT}", token, timeout=SECONDS) as admin:
+            return await admin.explain(request)
+    except EngineError as error:
+        return error
+
+
+def _refusal(pod: Mapping[str, Any], namespace: str, error: EngineError) -> str:
+    name, port = pod["metadata"]["name"], names.ADMIN_PORT
+    said = f"pod {name}: {error}"
+    if not isinstance(error, EngineUnavailable):
+        return said
+    return (
+        f"{said}\n  If pods cannot be reached from here: kubectl port-forward -n {namespace} pod/{name} {port}, and "
+        f"--admin-url http://127.0.0.1:{port} with the token of Secret {_secret(pod)} in ${names.ADMIN_TOKEN_ENV}"
+    )
