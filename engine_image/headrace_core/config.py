@@ -140,7 +140,7 @@ KNOBS: tuple[Knob, ...] = (
         klass=HOT,
         minimum=0.0,
         below=1.0,
-        doc="Share of the step's budget that prefill may not use while any sequence is decoding.",
+        doc="Share of the step's budget that prefill may not use while any sequence decodes; 1 token is always left.",
     ),
     Knob(
         name="preemptible",

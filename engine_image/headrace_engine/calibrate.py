@@ -41,7 +41,8 @@ def calibrate(
     decodes = [Case("decode", size) for size in DECODES]
     prefills = [Case("prefill", size) for size in PREFILLS if size <= loaded.max_position]
     blocks = max(DECODES[-1] * (CONTEXT // config.block_size + 1), PREFILLS[-1] // config.block_size + 1) + 1
-    pool = make_pool(layers, num_blocks=blocks, block_size=config.block_size, device=loaded.device, dtype=loaded.dtype)
+    stored = devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype)
+    pool = make_pool(layers, num_blocks=blocks, block_size=config.block_size, device=loaded.device, dtype=stored)
     runner = Runner(loaded, pool)
     seconds: dict[str, dict[str, float]] = {"decode": {}, "prefill": {}}
     for case in (*decodes, *prefills):

@@ -7,8 +7,28 @@ its token (half a character, a possible stop string), so `text` can be empty whi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from headrace_core.events import FinishReason
+
+
+class ProblemKind(StrEnum):
+    """Whose problem it is."""
+
+    ENGINE = "engine"
+    NOT_NUMBERS = "not_numbers"  # the model's logits are NaN or infinite
+    IMPOSSIBLE = "impossible"  # what the request asks for leaves no token to choose: the client's
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request failed, in words for its client."""
+
+    message: str
+    kind: ProblemKind = ProblemKind.ENGINE
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +72,7 @@ class Done:
     num_output_tokens: int
     token_ids: tuple[int, ...] = ()
     scores: tuple[TokenScore, ...] = ()
-    problem: str | None = None
+    problem: Problem | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace_engine.http.errors import ApiError, answer
 
-MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = 16 << 20  # some forty times the text of 128 Ki tokens
 STALL_SECONDS = 60.0  # between two pieces of a body
 # A refused body that is small, and so mostly here already, is dropped and the connection kept.
 DROPPED_BYTES = 64 << 10

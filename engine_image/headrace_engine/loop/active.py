@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from headrace_core.events import FinishReason, Rejected, Request
 from headrace_engine.errors import EngineError
 from headrace_engine.metrics.request_times import RequestTimes
-from headrace_engine.outputs import Delta, Done, Event, PromptScored, TokenScore
+from headrace_engine.outputs import Delta, Done, Event, Problem, PromptScored, TokenScore
 from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.token_state import TokenState
 from headrace_engine.text.detokenize import TextStream
@@ -106,11 +106,13 @@ class Active:
             reason = FinishReason.STOP
         return [*events, self._done(reason, stop_reason=self._stop_reason(reason))]
 
-    def fail(self, problem: str) -> list[Event]:
+    def fail(self, problem: Problem) -> list[Event]:
         """The last event of a request that failed."""
         return [self._done(FinishReason.ERROR, problem=problem)]
 
-    def _done(self, reason: FinishReason, *, problem: str | None = None, stop_reason: str | int | None = None) -> Done:
+    def _done(
+        self, reason: FinishReason, *, problem: Problem | None = None, stop_reason: str | int | None = None
+    ) -> Done:
         text, tokens, scores = self._untold()
         return Done(
             text=text, reason=reason, num_output_tokens=len(self.times.tokens), token_ids=tokens, scores=scores,

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace_core.events import FinishReason
 from headrace_engine.loop.engine_loop import EngineLoop, Submission
-from headrace_engine.outputs import Done, Event, PromptScored
+from headrace_engine.outputs import Done, Event, Problem, PromptScored
 
 KEPT_CALLS = 1024
 MAX_REQUEST_ID = 128
@@ -55,7 +55,8 @@ class Generation:
         tokens = len(event.token_ids)
         if isinstance(event, Done):
             tokens = event.num_output_tokens - self.output_tokens
-            self.reason, self.problem, self.cached_tokens = event.reason, event.problem, event.cached_tokens
+            self.reason, self.cached_tokens = event.reason, event.cached_tokens
+            self.problem = None if event.problem is None else str(event.problem)
             self.events = None
         if tokens > 0:
             self.first_token = now if self.first_token is None else self.first_token
@@ -187,7 +188,7 @@ class Calls:
         for item in running:
             assert item.events is not None  # noqa: S101  (just chosen so)
             item.events.put_nowait(
-                Done(text="", reason=FinishReason.ERROR, num_output_tokens=item.output_tokens, problem=problem)
+                Done(text="", reason=FinishReason.ERROR, num_output_tokens=item.output_tokens, problem=Problem(problem))
             )
         return len(running)
 

@@ -40,7 +40,7 @@ from headrace_engine.loop.inbox import EngineDeadError, Inbox
 from headrace_engine.loop.isolation import run_step
 from headrace_engine.loop.runner import Runner, StepOutput
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_engine.outputs import Done, Event
+from headrace_engine.outputs import Done, Event, Problem, ProblemKind
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
 from headrace_engine.sampling.token_state import TokenState
 
@@ -233,7 +233,7 @@ class EngineLoop:
         except Exception as error:
             log.exception("taking a token failed", extra={"request_id": token.request_id})
             self._scheduler.finish(token.request_id, FinishReason.ERROR, now)
-            self._fail(active, now, f"{type(error).__name__}: {error}")
+            self._fail(active, now, Problem(f"{type(error).__name__}: {error}"))
 
     def _publish_or_end(self, active: Active, now: float) -> None:
         if active.is_over:
@@ -248,12 +248,12 @@ class EngineLoop:
             events = active.end(reason)
         except Exception as error:
             log.exception("the end of a text failed", extra={"request_id": active.request.request_id})
-            self._fail(active, now, f"{type(error).__name__}: {error}")
+            self._fail(active, now, Problem(f"{type(error).__name__}: {error}"))
             return
         self._forget(active, events, now)
 
-    def _fail(self, active: Active, now: float, problem: str) -> None:
-        self._forget(active, active.fail(problem), now, corrupted=problem == NOT_NUMBERS)
+    def _fail(self, active: Active, now: float, problem: Problem) -> None:
+        self._forget(active, active.fail(problem), now, corrupted=problem.kind is ProblemKind.NOT_NUMBERS)
 
     def _forget(self, active: Active, events: Sequence[Event], now: float, *, corrupted: bool = False) -> None:
         request_id, done = active.request.request_id, events[-1]
@@ -315,7 +315,7 @@ class EngineLoop:
         now = self._clock()
         active, self._active = self._active, {}
         for each in active.values():
-            self._publish(each, each.fail(problem))
+            self._publish(each, each.fail(Problem(problem)))
         self._deliver()
         try:
             for each in active.values():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from headrace_core.events import ScheduledSeq, StepPlan
 from headrace_engine.loop.runner import CopyError, Runner, StepOutput
+from headrace_engine.outputs import Problem
 from headrace_engine.sampling.token_state import TokenState
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def _families(seqs: Iterable[ScheduledSeq]) -> Iterable[tuple[ScheduledSeq, ...]
 
 
 def _failed(seqs: Iterable[ScheduledSeq], problem: str) -> StepOutput:
-    problems = {seq.request_id: problem for seq in seqs}
+    problems = {seq.request_id: Problem(problem) for seq in seqs}
     return StepOutput(tokens={}, failed=frozenset(problems), problems=problems)
 
 

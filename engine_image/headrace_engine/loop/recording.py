@@ -27,8 +27,12 @@ def open_recording(path: Path) -> Callable[[str], object]:
 
     def write(line: str) -> None:
         # Opened for each line: that costs microseconds beside a step, and there is nothing to close.
-        with chosen.open("a", encoding="utf-8") as stream:
-            stream.write(line)
+        try:
+            with chosen.open("a", encoding="utf-8") as stream:
+                stream.write(line)
+        except OSError as error:  # once: the scheduler writes no more after it
+            log.error("the recording ends here: %s", error.strerror, extra={"file": str(chosen)})
+            raise
 
     return write
 

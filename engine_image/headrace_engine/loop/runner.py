@@ -13,7 +13,7 @@ from headrace_core.events import ScheduledSeq, StepPlan, StepResult
 from headrace_engine.model.attention import Span, make_step
 from headrace_engine.model.kv_cache import KvPool, copy_blocks
 from headrace_engine.model.loading import LoadedModel
-from headrace_engine.outputs import TokenScore
+from headrace_engine.outputs import Problem, TokenScore
 from headrace_engine.sampling.logprobs import score_rows
 from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.sampler import Sampled, sample
@@ -36,7 +36,7 @@ class StepOutput(StepResult):
 
     scores: Mapping[str, TokenScore] = field(default_factory=dict)
     prompt_scores: Mapping[str, tuple[TokenScore, ...]] = field(default_factory=dict)
-    problems: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, Problem] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Runner:
         except Exception as error:
             raise CopyError(f"copying {len(plan.copies)} KV blocks failed: {type(error).__name__}: {error}") from error
         states = {name: _state(given) for name, given in requests.items()}
-        problems: dict[str, str] = {}
+        problems: dict[str, Problem] = {}
         scored = _prompt_rows(plan.seqs, states, problems)
         logits = self.logits(plan.seqs, [row for part in scored for row in part.rows])
         sampling = [seq for seq in plan.seqs if seq.samples]
@@ -159,11 +159,11 @@ def _sample_one(logits: torch.Tensor, row: Row) -> Sampled:
     try:
         return sample(logits, [row])[0]
     except Exception as error:
-        return Sampled(problem=f"sampling failed: {type(error).__name__}: {error}")
+        return Sampled(problem=Problem(f"sampling failed: {type(error).__name__}: {error}"))
 
 
 def _prompt_rows(
-    seqs: Sequence[ScheduledSeq], states: Mapping[str, TokenState], problems: dict[str, str]
+    seqs: Sequence[ScheduledSeq], states: Mapping[str, TokenState], problems: dict[str, Problem]
 ) -> list[_PromptRows]:
     """Rows whose logits score a prompt token that has no score yet. The row of position p scores the token at p + 1."""
     found = []
@@ -173,7 +173,7 @@ def _prompt_rows(
         if state is not None and seq.num_tokens and state.wants_prompt_scores:
             begin, end = state.prompt_scored, min(seq.start + seq.num_tokens, len(state.prompt) - 1)
             if seq.start > begin:
-                problems[seq.request_id] = (
+                problems[seq.request_id] = Problem(
                     f"the prompt's scores from position {begin} on were skipped by a cache hit: a request with "
                     "prompt_logprobs must be submitted with reads_cache=False"
                 )
@@ -186,7 +186,7 @@ def _prompt_rows(
 
 
 def _score_prompts(
-    logits: torch.Tensor, parts: Sequence[_PromptRows], problems: dict[str, str]
+    logits: torch.Tensor, parts: Sequence[_PromptRows], problems: dict[str, Problem]
 ) -> dict[str, tuple[TokenScore, ...]]:
     scores = {}
     at = 0
@@ -197,6 +197,6 @@ def _score_prompts(
             scores[part.request_id] = tuple(scored)
         except Exception as error:
             log.exception("scoring a prompt failed", extra={"request_id": part.request_id})
-            problems[part.request_id] = f"scoring the prompt failed: {error}"
+            problems[part.request_id] = Problem(f"scoring the prompt failed: {error}")
         at = end
     return scores

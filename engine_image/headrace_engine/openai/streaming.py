@@ -18,14 +18,12 @@ from headrace_core.events import FinishReason
 from headrace_engine.http.errors import ApiError, failed, invalid, unexpected
 from headrace_engine.lanes import Lanes
 from headrace_engine.openai.responses import ChoiceWriter, Shape, whole_body
-from headrace_engine.outputs import Delta, Done, Event, PromptScored
+from headrace_engine.outputs import Delta, Done, Event, Problem, ProblemKind, PromptScored
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 TOOL_WORK = 8  # times that of plain text: calls are read character by character
 SCORE_CHARS = 64  # of JSON for one scored token, about
-# How the sampler's problems begin that a grammar, a bias or min_tokens bring about.
-IMPOSSIBLE = ("no token is possible at output position", "the output cannot follow its grammar")
 
 
 class Channel:
@@ -118,8 +116,9 @@ def _cells(shape: Shape, outputs: int, scored: list[PromptScored | None]) -> int
 def raise_failure(event: Event) -> None:
     """Raises `ApiError` for a generation that failed: 400 if what the client asked for left no token to choose."""
     if isinstance(event, Done) and event.reason is FinishReason.ERROR:
-        problem = event.problem or "the request failed"
-        raise invalid(problem, code="impossible_output") if problem.startswith(IMPOSSIBLE) else failed(problem)
+        problem = event.problem or Problem("the request failed")
+        impossible = problem.kind is ProblemKind.IMPOSSIBLE
+        raise invalid(str(problem), code="impossible_output") if impossible else failed(str(problem))
 
 
 def to_bytes(body: object) -> bytes:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from headrace_engine.outputs import TokenScore
+from headrace_engine.outputs import Problem, ProblemKind, TokenScore
 from headrace_engine.sampling.row_slices import row_slices
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, as in vLLM
-NOT_NUMBERS = "the model's logits are not numbers for this request"
+NOT_NUMBERS = Problem("the model's logits are not numbers for this request", ProblemKind.NOT_NUMBERS)
 
 
 class NotNumbersError(ValueError):
@@ -36,7 +36,7 @@ def _score(logits: torch.Tensor, tokens: Sequence[int], top: Sequence[int]) -> l
     ranks = (logprobs > own).sum(-1).add_(1).tolist()
     values = own[:, 0].tolist()
     if any(math.isnan(value) for value in values):
-        raise NotNumbersError(NOT_NUMBERS)
+        raise NotNumbersError(str(NOT_NUMBERS))
     likeliest = _likeliest(logprobs, max(top))
     return [
         TokenScore(token_id=token, logprob=value, rank=rank, top=tuple(best[:count]))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_engine.outputs import TokenScore
+from headrace_engine.outputs import Problem, ProblemKind, TokenScore
 from headrace_engine.sampling.logprobs import NOT_NUMBERS, score_rows
 from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.row_slices import row_slices
@@ -35,7 +35,7 @@ class Sampled:
 
     token: int = -1
     score: TokenScore | None = None
-    problem: str | None = None
+    problem: Problem | None = None
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
@@ -49,7 +49,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
         places = shaped[part]
         chosen, dead = _choose(logits[places].float(), [rows[at] for at in places])
         tokens.update((places[at], token) for at, token in chosen.items())
-        problems.update((places[at], why) for at, why in dead.items())
+        problems.update((places[at], Problem(why, ProblemKind.IMPOSSIBLE)) for at, why in dead.items())
     scores = _scores(logits, rows, {at: token for at, token in tokens.items() if at not in problems})
     return [
         Sampled(problem=problems[at]) if at in problems else Sampled(token=tokens[at], score=scores.get(at))

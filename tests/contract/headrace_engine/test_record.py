@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace_core.config import resolve
+from headrace_core.record import RecordingScheduler
 from headrace_core.replay import replay
 from headrace_engine.engine import assemble
 from headrace_engine.errors import SettingsError
@@ -30,6 +31,17 @@ async def test_a_recording_of_the_engine_replays(serve: Serve, tmp_path: Path) -
     assert report.problem is None, report.problem
     assert report.steps > 10
     assert (tmp_path / "calls.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_disk_that_is_full_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write = open_recording(tmp_path / "calls.jsonl")
+    (tmp_path / "calls.jsonl").unlink()
+    (tmp_path / "calls.jsonl").mkdir()  # as full as it gets for us
+    scheduler = RecordingScheduler(resolve({}), num_blocks=9, max_model_len=32, write=write)
+    assert scheduler.plan(1.0) is None
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "the recording ends here" in line.getMessage()
+    assert line.file == str(tmp_path / "calls.jsonl")
 
 
 def test_no_recording_is_overwritten(tmp_path: Path) -> None:

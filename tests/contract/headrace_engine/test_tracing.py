@@ -248,7 +248,7 @@ def test_what_cannot_be_done_is_a_warning_and_the_server_starts(
 def test_without_the_variables_opentelemetry_is_not_imported() -> None:
     """By us: transformers looks at the API when it is there."""
     code = (
-        "import sys\nfrom headrace_engine import server, tracing\n"
+        "import sys\nfrom headrace_engine import server\nfrom headrace_engine.http import tracing\n"
         "assert tracing.start({}, model='m', port=1) is None\n"
         "print([n for n in sys.modules if n.startswith(('opentelemetry.exporter', 'opentelemetry.sdk.trace'))])"
     )

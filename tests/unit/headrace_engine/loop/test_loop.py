@@ -11,7 +11,7 @@ from headrace_core.events import FinishReason, Request
 from headrace_core.slo import SloSet
 from headrace_engine.loop.engine_loop import EngineLoop, RejectedError, StaleGenerationError, Submission
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_engine.outputs import Delta, Done, Event, PromptScored, TokenScore
+from headrace_engine.outputs import Delta, Done, Event, ProblemKind, PromptScored, TokenScore
 from headrace_engine.sampling.grammar import GrammarCompiler, GrammarKind, GrammarSpec
 from headrace_engine.sampling.sampler import SamplingParams
 from headrace_engine.text.detokenize import TextStream
@@ -264,7 +264,8 @@ async def test_a_dead_end_is_an_error_with_a_message_and_nobody_elses(looped: Lo
     assert text_of(events) == "a"
     assert done.reason is FinishReason.ERROR
     assert done.problem is not None
-    assert "output position 1" in done.problem
+    assert "output position 1" in str(done.problem)
+    assert done.problem.kind is ProblemKind.IMPOSSIBLE
     assert done_of(await made.collect("other")).num_output_tokens == 20
 
 

@@ -14,7 +14,7 @@ from headrace_engine.loop.inbox import EngineDeadError
 from headrace_engine.loop.isolation import run_step
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import Runner, StepOutput
-from headrace_engine.outputs import Done
+from headrace_engine.outputs import Done, Problem
 from headrace_engine.sampling.sampler import SamplingParams
 from headrace_engine.sampling.token_state import TokenState
 
@@ -67,7 +67,7 @@ async def test_who_breaks_the_forward_fails_alone(looped: Looped, monkeypatch: p
         assert end_of(ends[at]).reason is FinishReason.LENGTH
     failed = end_of(ends[2])
     assert failed.reason is FinishReason.ERROR
-    assert failed.problem == "the model's forward pass failed for this request: RuntimeError: injected"
+    assert str(failed.problem) == "the model's forward pass failed for this request: RuntimeError: injected"
     assert tokens_of(ends[2]) == alone[2][: failed.num_output_tokens]
     assert made.loop.alive
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
@@ -95,7 +95,7 @@ async def test_one_request_alone_is_not_tried_twice(looped: Looped, monkeypatch:
     made = looped()
     tried = inject(monkeypatch, made.runner, lambda _: RuntimeError("injected"))
     done = end_of(await made.run("a"))
-    assert done.problem == "the model's forward pass failed: RuntimeError: injected"
+    assert str(done.problem) == "the model's forward pass failed: RuntimeError: injected"
     assert len(tried) == 1
 
 
@@ -208,7 +208,7 @@ async def test_logits_that_are_not_numbers_fail_their_request_alone(
     monkeypatch.setattr(made.runner, "logits", poisoned)
     await made.loop.submit([made.submission("good"), made.submission("bad"), made.submission("other")])
     bad = end_of(await made.collect("bad"))
-    assert (bad.reason, bad.problem) == (FinishReason.ERROR, "the model's logits are not numbers for this request")
+    assert (bad.reason, str(bad.problem)) == (FinishReason.ERROR, "the model's logits are not numbers for this request")
     assert bad.num_output_tokens == 3
     for name in ("good", "other"):
         assert end_of(await made.collect(name)).reason is FinishReason.LENGTH
@@ -228,7 +228,7 @@ async def test_a_text_that_raises_fails_its_request_alone(
     monkeypatch.setattr(bad.text, where, broken)
     await made.loop.submit([made.submission("good"), bad, made.submission("other")])
     done = end_of(await made.collect("bad"))
-    assert (done.reason, done.problem) == (FinishReason.ERROR, "ValueError: injected")
+    assert (done.reason, str(done.problem)) == (FinishReason.ERROR, "ValueError: injected")
     for name in ("good", "other"):
         assert end_of(await made.collect(name)).num_output_tokens == 8
     await made.idle()
@@ -248,7 +248,7 @@ async def test_sampling_that_raises_fails_its_request_alone(looped: Looped, monk
     names = ("good", "bad", "other")
     await made.loop.submit([made.submission(name, temperature=1.0, seed=name) for name in names])
     bad = end_of(await made.collect("bad"))
-    assert (bad.reason, bad.problem) == (FinishReason.ERROR, "sampling failed: RuntimeError: injected")
+    assert (bad.reason, str(bad.problem)) == (FinishReason.ERROR, "sampling failed: RuntimeError: injected")
     for name in ("good", "other"):
         assert end_of(await made.collect(name)).num_output_tokens == 8
 
@@ -270,7 +270,7 @@ async def test_a_dead_thread_fails_every_waiter_at_once(looped: Looped, monkeypa
     waiting = [asyncio.ensure_future(made.submit(f"late {at}")) for at in range(5)]
     for at in range(3):
         done = end_of(await made.collect(f"{at}"))
-        assert (done.reason, done.problem) == (FinishReason.ERROR, "the engine stopped: RuntimeError: injected")
+        assert (done.reason, str(done.problem)) == (FinishReason.ERROR, "the engine stopped: RuntimeError: injected")
     for at, answer in enumerate(await asyncio.gather(*waiting, return_exceptions=True)):
         if answer is None:  # taken just before the thread died
             assert end_of(await made.collect(f"late {at}")).reason is FinishReason.ERROR
@@ -302,6 +302,6 @@ async def test_stopping_ends_what_runs_and_refuses_what_comes(looped: Looped) ->
     made = looped()
     await made.submit("a", max_tokens=400)
     await made.loop.stop()
-    assert end_of(await made.collect("a")).problem == "the engine is shutting down"
+    assert end_of(await made.collect("a")).problem == Problem("the engine is shutting down")
     with pytest.raises(EngineDeadError, match="shutting down"):
         await made.submit("b")

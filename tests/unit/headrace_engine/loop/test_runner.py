@@ -12,6 +12,8 @@ from headrace_core.events import ScheduledSeq, StepPlan
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import CopyError, Runner
 from headrace_engine.model.kv_cache import LayerShape, copy_blocks, make_pool
+from headrace_engine.outputs import Problem
+from headrace_engine.sampling.logprobs import NOT_NUMBERS
 from headrace_engine.sampling.sampler import SamplingParams
 from headrace_engine.sampling.token_state import TokenState
 
@@ -163,7 +165,7 @@ def test_a_cache_hit_in_a_scored_prompt_fails_the_request_with_the_cure(runner: 
     both = {"a": state(prompt_logprobs=1), "b": state()}
     output = runner.run(plan_of(seq("a", 4, PROMPT[4:], (1, 2, 3)), seq("b", 0, PROMPT, (5, 6, 7))), both)
     assert output.failed == {"a"}
-    assert "reads_cache=False" in output.problems["a"]
+    assert "reads_cache=False" in str(output.problems["a"])
     assert "b" in output.tokens
 
 
@@ -200,7 +202,7 @@ def test_a_row_of_nan_fails_its_request_and_its_forks_alone(runner: Runner, monk
     output = runner.run(plan_of(*seqs), {"a": state(), "b": state(temperature=1.0), "c": state(temperature=1.0)})
     assert output.failed == {"a", "b"}
     assert set(output.tokens) == {"c"}
-    assert set(output.problems.values()) == {"the model's logits are not numbers for this request"}
+    assert set(output.problems.values()) == {NOT_NUMBERS}
 
 
 def test_sampling_that_raises_fails_its_request_alone(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +216,7 @@ def test_sampling_that_raises_fails_its_request_alone(runner: Runner, monkeypatc
     output = runner.run(
         plan_of(*seqs), {"a": state(temperature=1.0), "b": state(temperature=1.0, seed="bad"), "c": state()}
     )
-    assert output.problems == {"b": "sampling failed: RuntimeError: injected"}
+    assert output.problems == {"b": Problem("sampling failed: RuntimeError: injected")}
     assert set(output.tokens) == {"a", "c"}
 
 
@@ -229,5 +231,5 @@ def test_nan_in_a_prompts_scores_fails_it_alone(runner: Runner, monkeypatch: pyt
     monkeypatch.setattr(Runner, "logits", poisoned)
     seqs = (seq("b", 0, PROMPT, (5, 6, 7)), seq("a", 0, PROMPT, (1, 2, 3)))
     output = runner.run(plan_of(*seqs), {"a": state(prompt_logprobs=1), "b": state()})
-    assert "not numbers" in output.problems["a"]
+    assert "not numbers" in str(output.problems["a"])
     assert set(output.tokens) == {"b"}

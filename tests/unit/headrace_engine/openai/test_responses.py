@@ -1,9 +1,11 @@
 """Answer bodies and chunks from events, and how tokens and their scores are spelled."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from headrace_engine.outputs import Delta, Done, PromptScored, TokenScore
 from headrace_engine.sampling.grammar import GrammarCompiler, GrammarError, GrammarKind, GrammarSpec
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
 from headrace_engine.sampling.params import SamplingParams
+from headrace_engine.sampling.sampler import sample
 from headrace_engine.sampling.token_state import Row, TokenState
 from headrace_engine.text.token_text import TokenTexts
 
@@ -162,14 +165,17 @@ def test_a_stream_of_tools_skips_tokens_that_show_nothing() -> None:
 
 
 def test_what_the_clients_own_constraints_make_impossible_is_a_400(tokenizer: Any) -> None:
-    params = SamplingParams(prompt_len=1, logit_bias=((5, -100.0),))
-    stuck = Row(TokenState(params), 3).no_token_left
+    biased = SamplingParams(prompt_len=1, logit_bias=tuple((token, -math.inf) for token in range(257)))
     compiler = GrammarCompiler(tokenizer, vocab_size=257, eos_token_ids=[256])
-    with pytest.raises(GrammarError) as dead:
-        compiler.compile(GrammarSpec(GrammarKind.REGEX, "a")).start().accept(1)
-    for problem in (stuck, str(dead.value)):
+    grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "a"))
+    dead = TokenState(SamplingParams(prompt_len=1, grammar=grammar), (0,))
+    assert dead.matcher is not None
+    with pytest.raises(GrammarError):
+        dead.matcher.accept(1)
+    for state in (TokenState(biased, (0,)), dead):
+        (sampled,) = sample(torch.zeros(1, 257), [Row(state, 3)])
         with pytest.raises(ApiError) as impossible:
-            raise_failure(done(reason=FinishReason.ERROR, problem=problem))
+            raise_failure(done(reason=FinishReason.ERROR, problem=sampled.problem))
         assert (impossible.value.status, impossible.value.body["error"]["code"]) == (400, "impossible_output")
     for other in (NOT_NUMBERS, None):
         with pytest.raises(ApiError) as broken:

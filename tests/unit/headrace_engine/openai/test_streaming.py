@@ -10,7 +10,7 @@ from headrace_engine.lanes import Lanes
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.responses import Shape
 from headrace_engine.openai.streaming import Channel, Run, collect, stream
-from headrace_engine.outputs import Delta, Done, Event, PromptScored, TokenScore
+from headrace_engine.outputs import Delta, Done, Event, Problem, PromptScored, TokenScore
 from headrace_engine.text.token_text import TokenTexts
 
 LANES = Lanes()
@@ -63,7 +63,7 @@ async def test_samples_wait_for_the_scores_of_their_prompt(tokenizer: Any) -> No
 async def test_a_failure_ends_the_stream_with_the_error() -> None:
     told: list[tuple[int, Event]] = [
         (1, Delta(text="b")),
-        (0, done(reason=FinishReason.ERROR, problem="it broke")),
+        (0, done(reason=FinishReason.ERROR, problem=Problem("it broke"))),
     ]
     for echo in (False, True):
         events = await events_of(run_of(told, samples=2, echo=echo, logprobs=0 if echo else None))

@@ -67,7 +67,7 @@ def generate(
     for index in range(steps):
         result = sample(torch.randn(1, vocab_size, generator=noise), [Row(state, index)])[0]
         if result.problem is not None:
-            return tokens, result.problem
+            return tokens, str(result.problem)
         tokens.append(result.token)
         try:
             state.accept(result.token)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_engine.sampling import sampler as sampling
+from headrace_engine.sampling.logprobs import NOT_NUMBERS
 from headrace_engine.sampling.sampler import Sampled, SamplingParams, sample, uniform
 from headrace_engine.sampling.token_state import Row, TokenState
 
@@ -171,7 +172,7 @@ def test_logits_that_are_not_numbers_fail_their_row_alone(bad: float) -> None:
     logits = LOGITS.repeat(3, 1)
     logits[1, 2] = bad
     good, broken, other = sample(logits, [row(temperature=1.0), row(temperature=1.0), row()])
-    assert broken == Sampled(problem="the model's logits are not numbers for this request")
+    assert broken == Sampled(problem=NOT_NUMBERS)
     assert good.problem is None
     assert other == Sampled(token=0)
     nothing = torch.full((1, 4), -math.inf)
@@ -184,7 +185,7 @@ def test_a_bias_that_excludes_every_token_has_a_defined_end() -> None:
         stuck, other = sample(
             LOGITS.repeat(2, 1), [row(7, temperature=temperature, logit_bias=nothing), row(temperature=temperature)]
         )
-        assert stuck.problem == "no token is possible at output position 7: logit_bias together exclude all"
+        assert str(stuck.problem) == "no token is possible at output position 7: logit_bias together exclude all"
         assert other.problem is None
 
 
