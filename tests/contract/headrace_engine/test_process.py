@@ -111,6 +111,16 @@ def is_cut(lines: list[str]) -> bool:
     return done == "data: [DONE]" and "shutting down" in json.loads(error.removeprefix("data: "))["error"]["message"]
 
 
+def test_a_collection_does_not_walk_what_was_there_before_the_first_request(model_folder: Path) -> None:
+    tell = "import atexit, gc, sys\natexit.register(lambda: print('left', len(gc.get_objects()), file=sys.stderr))\n"
+    with server(model_folder, fault=tell) as (process, client):
+        assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3}).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        left = next(line for line in process.stderr if line.startswith("left"))
+    assert int(left.split()[1]) < 100_000, "torch and transformers alone have more"
+
+
 def test_case_58_sigterm_lets_five_streams_finish_and_refuses_new_calls(model_folder: Path) -> None:
     with server(model_folder, *REFERENCE, "--log-format", "json") as (process, client):
         streams = five_streams(client)
