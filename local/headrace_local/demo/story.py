@@ -17,7 +17,7 @@ SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 1024, 0.25, 40
 SHORTEST_LONG = 768  # lengths spread by a quarter around their mean
 SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
 BATCH = 8  # sequences that share a decode step when the engine is busy
-MIN_REQUESTS = 20  # in each window of the check on the running pods
+MIN_REQUESTS = 16  # in each window of the check on the running pods
 UTILIZATION = 0.4  # by prefill in slices, and by decode at that batch: together the engine is busy and keeps up
 BAD_CHUNK = 2048  # longer than any prompt of the load: each is prefilled in one step
 
@@ -106,7 +106,7 @@ def tell(calibration: Calibration) -> Story:
         window=window_seconds(rate),
         warmup=3,
         mixed_load=60,
-        trials=5,
+        trials=4,
         blocks=3,
         whole=whole,
         sliced=sliced,
@@ -114,8 +114,8 @@ def tell(calibration: Calibration) -> Story:
 
 
 def window_seconds(rate: float) -> int:
-    """A window of about 14 requests, 10 to 24 seconds."""
-    return round(min(24.0, max(10.0, 14 / rate)))
+    """A window of about 12 requests, 10 to 20 seconds."""
+    return round(min(20.0, max(10.0, 12 / rate)))
 
 
 def interpolate(table: Mapping[int, float], at: float) -> float:
