@@ -1,4 +1,4 @@
-"""Case 53 of public bug reports: a huge prompt, or anything else that is slow, never holds up the event loop."""
+"""Known failure 53: a huge prompt, or anything else that is slow, never holds up the event loop."""
 
 import asyncio
 import copy

@@ -129,7 +129,7 @@ def scores_in_chunks(runner: Runner, sizes: Sequence[int], top: int = 3) -> list
 
 @pytest.mark.parametrize("sizes", [(10,), (2, 2, 2, 2, 2), (9, 1), (1,) * 10, (4, 6)])
 def test_prompt_scores_come_in_order_one_for_each_token_but_the_first(runner: Runner, sizes: tuple[int, ...]) -> None:
-    """engines.md case 47: a prompt in five chunks has one first token and p - 1 scores in order."""
+    """Known failure 47: a prompt in five chunks has one first token and p - 1 scores in order."""
     scores = scores_in_chunks(runner, sizes)
     assert [score.token_id for score in scores] == list(PROMPT[1:])
     runner.model.module.set_attn_implementation("eager")
