@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 640, 0.5, 48
+SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 640, 0.5, 44
 SHORTEST_LONG = 480  # lengths spread by a quarter around their mean
 SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
 BATCH = 8  # sequences that share a decode step when the engine is busy
-MIN_REQUESTS = 14  # in each window of the check on the running pods
+MIN_REQUESTS = 12  # in each window of the check on the running pods
 UTILIZATION = 0.55  # by prefill in slices, and by decode at that batch: together the engine is busy and keeps up
 BAD_CHUNK = 1024  # longer than any prompt of the load: each is prefilled in one step
 
@@ -116,8 +116,8 @@ def tell(calibration: Calibration) -> Story:
 
 
 def window_seconds(rate: float) -> int:
-    """A window of about 14 requests, 10 to 22 seconds."""
-    return round(min(22.0, max(10.0, 14 / rate)))
+    """A window of about 14 requests, 10 to 19 seconds."""
+    return round(min(19.0, max(10.0, 14 / rate)))
 
 
 def interpolate(table: Mapping[int, float], at: float) -> float:
