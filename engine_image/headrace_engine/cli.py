@@ -74,7 +74,7 @@ def serve(
         int | None, typer.Option(help="Active sequence cap below --max-num-seqs, which is then the ceiling.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the cores this process may use.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the model. Default: all cores but one.")] = None,
     admin_token_file: Annotated[Path | None, typer.Option(help="File with the admin token.")] = None,
     api_key_file: Annotated[
         Path | None,
@@ -145,7 +145,7 @@ def _settings(
         admin_token=parts.admin_token(token_file),
         api_keys=auth.keys_file(key_file),
         drain_timeout=drain_timeout,
-        threads=threads or devices.available_cores(),
+        threads=threads or devices.default_threads(),
         json_logs=log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()),
     )
 
@@ -217,7 +217,7 @@ def bench_engine(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens in one KV block.")] = 16,
-    threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the cores this process may use.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the model. Default: all cores but one.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Time single steps of a model on this machine."""
@@ -229,7 +229,7 @@ def bench_engine(
 
     with plain_errors():
         hush_progress()
-        torch.set_num_threads(threads or devices.available_cores())
+        torch.set_num_threads(threads or devices.default_threads())
         chosen = devices.pick_device(device)
         flags: dict[str, KnobValue] = {"dtype": dtype, "block_size": block_size}
         empty = settings.read_engine_file(None)

@@ -39,6 +39,14 @@ def available_cores() -> int:
     return cores
 
 
+def default_threads() -> int:
+    """CPU threads of the model: all cores but one, which tokenizes, answers and scrapes.
+
+    A step waits for its slowest thread, so one that shares its core with the server makes all of them late.
+    """
+    return max(1, available_cores() - 1)
+
+
 def memory_bytes() -> int:
     """Memory of the machine, or of the cgroup where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

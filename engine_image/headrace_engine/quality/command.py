@@ -43,7 +43,7 @@ def bench_quality(
     seed: Annotated[int, typer.Option(min=0, help="Decides the order in which the texts arrive.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads. Default: the cores this process may use.")
+        int | None, typer.Option(min=1, help="CPU threads of the model. Default: all cores but one.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
@@ -62,7 +62,7 @@ def bench_quality(
 
     with plain_errors():
         hush_progress()
-        torch.set_num_threads(threads or devices.available_cores())
+        torch.set_num_threads(threads or devices.default_threads())
         plan = make_plan(
             model, a=a, b=b, reference=reference, reference_dtype=reference_dtype, concurrency=concurrency,
             prompts=prompts, text_tokens=text_tokens, output_tokens=output_tokens, margin=margin,

@@ -105,3 +105,22 @@ def test_help_names_every_knob() -> None:
     assert all(f"--{knob.name.replace('_', '-')}" in said for knob in KNOBS)
     assert "--no-enable-chunked-prefill" in said
     assert "--max-chunk-size" in said
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "threads"),
+    [
+        (2, "max 100000", 1),
+        (16, "max 100000", 15),
+        (1, "max 100000", 1),
+        (16, "400000 100000", 3),
+        (16, "50000 100000", 1),
+    ],
+)
+def test_one_core_is_left_to_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int, quota: str, threads: int
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    monkeypatch.setattr(devices, "CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    assert devices.default_threads() == threads
