@@ -71,8 +71,9 @@ class Judged:
         facts, design = self.compared.calibration.facts, self.compared.setting.design
         name = facts.get("model") or Path(self.compared.model).name
         device = f"{facts.get('device', '?')} {facts.get('dtype', '')}".strip()
+        threads = self.compared.options.engine_threads
         return (
-            f"{name}, {device}, {self.compared.options.engine_threads} threads; {design.max_num_seqs} sequences, "
+            f"{name}, {device}, {threads} thread{'s' * (threads > 1)}; {design.max_num_seqs} sequences, "
             f"budget {design.budget}, chunk {design.chunk}, long prompts {design.shape.long}"
         )
 

@@ -88,15 +88,17 @@ def _survival(panel: Any, known: Sequence[tuple[float, bool]], **style: Any) -> 
 
 def _gaps(panel: Any, runs: Runs) -> None:
     """How often a gap between two tokens is longer than that."""
+    usual: list[float] = []  # the shortest gap of each mode, but for a hundredth
     for mode in Mode:
         gaps = sorted(gap for run in runs.get((Level.HIGH, mode), ()) for item in run.inside for gap in item.gaps)
         if gaps:
             shares = [1 - at / len(gaps) for at in range(len(gaps))]
             panel.step(gaps, shares, where="post", linewidth=1.8, color=COLOURS[mode])
+            usual.append(gaps[len(gaps) // 100])
     panel.set_title("Gaps between tokens at the same load", fontsize=10)
     panel.set_xlabel("seconds")
     panel.set_xscale("log")
-    panel.set_xlim(left=SHORTEST_GAP)
+    panel.set_xlim(left=max(SHORTEST_GAP, 0.5 * min(usual, default=0.0)))
     _tail_axis(panel, lowest=0.0008)
 
 
@@ -113,15 +115,11 @@ def _served(panel: Any, cells: Cells) -> None:
             height = fmean(rates)
             panel.bar(at, height, width * 0.94, color=COLOURS[mode])
             panel.plot([at, at], [min(rates), max(rates)], color="black", linewidth=1)
+            busy = f"\n{fmean(cell.busy):.0%}" if cell.busy else ""
             panel.annotate(
-                f"{height:.3g}", (at, max(height, *rates)), ha="center", va="bottom", fontsize=8, xytext=(0, 2),
-                textcoords="offset points",
-            )  # fmt: skip
-            busy = f"{fmean(cell.busy):.0%} busy"
-            panel.annotate(
-                busy, (at, 0), ha="center", va="bottom", fontsize=7.5, color="white", rotation=90, xytext=(0, 4),
+                f"{height:.3g}{busy}", (at, max(height, *rates)), ha="center", va="bottom", fontsize=8, xytext=(0, 2),
                 textcoords="offset points",
             )  # fmt: skip
     panel.set_xticks(range(len(levels)), [f"{level} load" for level in levels])
-    panel.set_title("Output tokens a second, and how busy the device was", fontsize=10)
+    panel.set_title("Output tokens a second, and share of time with a step running", fontsize=10)
     panel.margins(y=0.1)
