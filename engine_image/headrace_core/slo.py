@@ -23,7 +23,7 @@ class SloSet:
         for target in TARGETS:
             _check_seconds(f"{target}_seconds", getattr(self, f"{target}_seconds"))
         if not _is_number(self.itl_percentile) or not 0 < self.itl_percentile <= 100:
-            raise ValueError(f"slo.itl_percentile: must be above 0 and at most 100, got {self.itl_percentile!r}")
+            raise ValueError(f"slo.itl_percentile: must be above 0 and at most 100, got {self.itl_percentile!r:.40}")
 
     def threshold(self, target: str) -> float | None:
         """Seconds of `target`, one of `TARGETS` (the values of `Metric.slo`)."""
@@ -89,4 +89,4 @@ def _is_number(value: object) -> bool:
 
 def _check_seconds(name: str, value: object) -> None:
     if value is not None and not (_is_number(value) and value > 0):  # type: ignore[operator]
-        raise ValueError(f"slo.{name}: must be a number of seconds above 0, or null, got {value!r}")
+        raise ValueError(f"slo.{name}: must be a number of seconds above 0, or null, got {value!r:.40}")

@@ -182,6 +182,7 @@ def serve(settings: Settings, *, on_ready: Callable[[Engine, ServerState], None]
         sockets.append(bind(settings.host, settings.admin_port, "--admin-port"))
         asyncio.run(_run(settings, on_ready, (sockets[0], sockets[1])))
     finally:
+        gc.unfreeze()  # or native libraries complain on stderr, at the exit, of what was never collected
         for sock in sockets:
             sock.close()
 

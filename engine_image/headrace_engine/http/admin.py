@@ -121,7 +121,7 @@ def _slo(patch: ConfigPatch, config: EngineConfig) -> SloSet | Unchanged | None:
         return UNCHANGED
     try:
         return None if patch.slo is None else SloSet.from_dict(patch.slo)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         problems = [Problem("slo", str(error).removeprefix("slo: "))]
     try:
         reconfigure(config, patch.knobs)
