@@ -56,8 +56,18 @@ def _ttft(panel: Any, runs: Runs, cells: Cells) -> None:
     at = f" at {offered:.2g} requests/s" if offered else ""
     panel.set_title(f"Waiting for the first token{at}", fontsize=10)
     panel.set_xlabel("seconds since the planned arrival (solid: short prompts, dotted: long)")
-    panel.set_xscale("log")
+    _seconds_axis(panel)
     _tail_axis(panel, lowest=0.008)
+
+
+def _seconds_axis(panel: Any) -> None:
+    """A logarithmic axis of seconds, readable whether it spans a decade or four."""
+    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
+
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _tail_axis(panel: Any, *, lowest: float) -> None:
@@ -97,7 +107,7 @@ def _gaps(panel: Any, runs: Runs) -> None:
             usual.append(gaps[len(gaps) // 100])
     panel.set_title("Gaps between tokens at the same load", fontsize=10)
     panel.set_xlabel("seconds")
-    panel.set_xscale("log")
+    _seconds_axis(panel)
     panel.set_xlim(left=max(SHORTEST_GAP, 0.5 * min(usual, default=0.0)))
     _tail_axis(panel, lowest=0.0008)
 
