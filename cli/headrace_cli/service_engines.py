@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace_api import names
-from headrace_client.engine import EngineAdmin
+from headrace_client.engine import EngineAdmin, admin_url
 from headrace_client.errors import EngineError, EngineUnavailable, KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import PODS, SECRETS
@@ -41,11 +41,12 @@ async def ask_service(where: Where, request: str) -> Told:
             )
         tokens = {name: await _token(kube, name, namespace) for name in {_secret(pod) for pod in running}}
     answers = await asyncio.gather(*(_ask(pod, tokens[_secret(pod)], request) for pod in running))
-    for answer in answers:
+    refusals = []
+    for pod, answer in zip(running, answers, strict=True):
         if not isinstance(answer, EngineError):
             return answer
-    refusals = [(pod, answer) for pod, answer in zip(running, answers, strict=True) if isinstance(answer, EngineError)]
-    raise EngineError("\n".join(_refusal(pod, namespace, error) for pod, error in refusals))
+        refusals.append(_refusal(pod, namespace, answer))
+    raise EngineError("\n".join(refusals))
 
 
 def _secret(pod: Mapping[str, Any]) -> str:
@@ -62,10 +63,8 @@ async def _token(kube: Kube, name: str, namespace: str) -> str:
 
 
 async def _ask(pod: Mapping[str, Any], token: str, request: str) -> Told | EngineError:
-    address = pod["status"]["podIP"]
-    host = f"[{address}]" if ":" in address else address
     try:
-        async with EngineAdmin(f"http://{host}:{names.ADMIN_PORT}", token, timeout=SECONDS) as admin:
+        async with EngineAdmin(admin_url(pod["status"]["podIP"]), token, timeout=SECONDS) as admin:
             return await admin.explain(request)
     except EngineError as error:
         return error

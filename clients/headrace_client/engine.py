@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from headrace_api import names
 from headrace_client.errors import (
     EngineDenied,
     EngineError,
@@ -34,6 +35,11 @@ class Keep(Enum):
 KEEP = Keep.KEEP  # leaves the SLO set as it is, where None takes it away
 PATH = "/admin/config"
 EXPLAIN_PATH = "/admin/explain"
+
+
+def admin_url(address: str) -> str:
+    """Base URL of the admin port of the engine pod at an IP address."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{names.ADMIN_PORT}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from headrace_api import names
-from headrace_client.engine import EngineAdmin, EngineState, Keep, SloValues
+from headrace_client.engine import EngineAdmin, EngineState, Keep, SloValues, admin_url
 from headrace_client.errors import EngineError, EngineUnavailable
 from headrace_core.config import KnobValue
 
@@ -48,8 +47,3 @@ class Engines:
 
     def _admin(self, address: str, token: str) -> EngineAdmin:
         return EngineAdmin(admin_url(address), token, session=self._session, timeout=ADMIN_SECONDS)
-
-
-def admin_url(address: str) -> str:
-    """Base URL of the admin port at an address."""
-    return f"http://{f'[{address}]' if ':' in address else address}:{names.ADMIN_PORT}"

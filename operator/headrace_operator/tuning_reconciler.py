@@ -21,13 +21,13 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.records import Phase, Verdict
 from headrace_api.v1alpha1.slo import SloSpec
 from headrace_api.v1alpha1.tuningrun import ApplyPolicy, RolloutPhase, RolloutStatus, TuningRun
+from headrace_client.engine import admin_url
 from headrace_client.errors import EngineError
 from headrace_client.resources import DEPLOYMENTS, JOBS, TUNING_RUNS
 from headrace_core.config import ConfigError
 from headrace_operator import rollout as machine
 from headrace_operator.desired import desired, tuned_config_map
 from headrace_operator.effective import Effective, effective
-from headrace_operator.engines import admin_url
 from headrace_operator.errors import SpecRefusedError
 from headrace_operator.hashing import service_token, trial_token
 from headrace_operator.observe import PodView, by_age, cluster_ip, deployment_view, job_view, pod_view, timestamp
