@@ -18,6 +18,7 @@ from pathlib import Path
 
 from headrace_local.errors import LocalError
 from headrace_local.layout import Slot
+from headrace_local.runtime.inner.lives import life_of
 
 #: In the environment of every process of a slot, and so of its children: how `down` finds what a kill -9 left behind.
 STATE_MARKER = "HEADRACE_LOCAL_STATE"
@@ -60,17 +61,17 @@ class Identity:
     @classmethod
     def of(cls, pid: int) -> Identity | None:
         """The process that has this pid now, or None if there is none (a zombie counts as none)."""
-        stat = _stat(pid)
-        return None if stat is None or stat.ended else cls(pid, stat.start_ticks, _boot_id())
+        ended, start = life_of(pid) or (True, 0)
+        return None if ended else cls(pid, start, _boot_id())
 
     def alive(self) -> bool:
         """Whether that very process still runs."""
-        stat = _stat(self.pid)
-        if stat is None or stat.start_ticks != self.start_ticks or self.boot_id != _boot_id():
+        ended, start = life_of(self.pid) or (True, -1)
+        if start != self.start_ticks or self.boot_id != _boot_id():
             return False
-        if stat.ended:
+        if ended:
             _reap(self.pid)
-        return not stat.ended
+        return not ended
 
     def wait(self, seconds: float) -> bool:
         """Wait until it has ended, at most `seconds`; whether it has."""
@@ -232,7 +233,7 @@ def marked_processes(state_dir: Path) -> list[Identity]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        if _has_marker(entry, state_dir) or _has_root_in(entry, state_dir):
+        if any(_has_marker(thread, state_dir) or _has_root_in(thread, state_dir) for thread in _threads(entry)):
             identity = Identity.of(int(entry.name))
             if identity is not None:
                 found.append(identity)
@@ -246,6 +247,14 @@ def command_of(identity: Identity) -> str:
     except OSError:
         return ""
     return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _threads(entry: Path) -> Iterator[Path]:
+    """Where /proc shows what a process was started with: at its other threads if its first has ended."""
+    yield entry
+    with contextlib.suppress(OSError):
+        if (entry / "statm").read_text().startswith("0 "):
+            yield from entry.glob("task/*")
 
 
 def _has_marker(entry: Path, state_dir: Path) -> bool:
@@ -288,21 +297,6 @@ def _spawn_detached(argv: Sequence[str], environment: Mapping[str, str], log: Pa
             why=str(error),
             todo="See that the file is there and executable (`headrace local binaries` lists them).",
         ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Stat:
-    ended: bool
-    start_ticks: int
-
-
-def _stat(pid: int) -> _Stat | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, *rest = text.rpartition(")")[2].split()  # the command's name, in parentheses, may hold anything
-    return _Stat(ended=state in "ZX", start_ticks=int(rest[18]))
 
 
 def _reap(pid: int) -> None:

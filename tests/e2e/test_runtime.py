@@ -19,6 +19,7 @@ from headrace_local.layout import Slot, default_slot
 from headrace_local.leftovers import find_leftovers
 from headrace_local.processes import STATE_MARKER
 from headrace_local.runtime import rpc
+from headrace_local.runtime.inner.lives import life_of
 from headrace_local.runtime.machine import needed_paths
 from headrace_local.runtime.stop import stop_all
 
@@ -147,10 +148,8 @@ def namespace_of(pid: int) -> Path | None:
 
 
 def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    ended, _ = life_of(pid) or (True, 0)
+    return not ended
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> None:

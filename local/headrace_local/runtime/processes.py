@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace_local.runtime.inner.files import start_ticks
+from headrace_local.runtime.inner.lives import start_ticks
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import platform
 import signal
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace_local.control_plane import port_is_free
 from headrace_local.layout import Slot
 from headrace_local.processes import (
     STATE_MARKER,
@@ -22,11 +24,26 @@ from headrace_local.processes import (
     log_tail,
     marked_processes,
 )
+from headrace_local.runtime.processes import ProcessId
 
 READY = "import pathlib, sys, time; print('hello', flush=True); pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY
 DIES = "import sys; print('the port is taken', file=sys.stderr); sys.exit(3)"
 HANGS = "import time; print('waiting for etcd', flush=True); time.sleep(600)"
+#: Its first thread ends (by the system call itself: Python's ways out end the process) and another holds a port.
+LEADERLESS = f"""
+import ctypes, pathlib, socket, sys, threading, time
+listener = socket.create_server(("127.0.0.1", 0))
+def serve():
+    while pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    ready = pathlib.Path(sys.argv[1])
+    ready.with_suffix(".port").write_text(str(listener.getsockname()[1]))
+    ready.touch()
+    time.sleep(600)
+threading.Thread(target=serve).start()
+ctypes.CDLL(None).syscall({60 if platform.machine() == "x86_64" else 93}, 0)
+"""
 WITH_CHILD = "import subprocess, sys; subprocess.Popen(['sleep', '600']); " + READY
 
 
@@ -65,6 +82,19 @@ def test_another_process_can_stop_it_by_the_record(slot: Slot):
     record = Processes(slot).start(spec(slot, READY))
     Processes(slot).stop(Processes(slot).records()[0])
     assert not record.identity.alive()
+
+
+def test_a_process_lives_as_long_as_one_of_its_threads(slot: Slot):
+    record = Processes(slot).start(spec(slot, LEADERLESS))
+    identity, port = record.identity, int(slot.ready_file("child").with_suffix(".port").read_text())
+    assert Identity.of(identity.pid) == identity
+    assert identity.alive()
+    assert ProcessId(identity.pid, identity.start_ticks).alive
+    assert not identity.wait(0)
+    assert marked_processes(slot.state_dir) == [identity]
+    Processes(slot).stop(record)
+    assert not identity.alive()
+    assert port_is_free(port)
 
 
 def test_one_that_ends_early_is_reported_with_the_end_of_its_log(slot: Slot):

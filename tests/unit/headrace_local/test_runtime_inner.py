@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import headrace_local
-from headrace_local.runtime.inner import files, insideroot
+from headrace_local.runtime.inner import files, insideroot, lives
 from headrace_local.runtime.inner.logs import MAX_LINE, LineSplitter, LogFile, timestamp
 
 AT = 1_796_024_840_000_000_007
@@ -57,14 +57,14 @@ def test_exit_codes(script: str, code: int):
 
 
 def test_a_zombie_has_ended():
-    assert files.start_ticks(os.getpid()) > 0
+    assert lives.start_ticks(os.getpid()) > 0
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(ProcessLookupError):
-        files.start_ticks(pid)
+        lives.start_ticks(pid)
     os.waitpid(pid, 0)
     with pytest.raises(ProcessLookupError):
-        files.start_ticks(pid)
+        lives.start_ticks(pid)
 
 
 def test_links_are_followed_inside_the_root(tmp_path: Path):

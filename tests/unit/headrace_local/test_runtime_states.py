@@ -5,7 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from headrace_local.runtime.inner.files import start_ticks
+from headrace_local.runtime.inner.lives import start_ticks
 from headrace_local.runtime.processes import ProcessId, boot_id, process_namespace, usage_by_namespace
 from headrace_local.runtime.states import UNSEEN_EXIT, Phase, read_state
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from headrace_local.runtime.inner import files, identity, syscalls
+from headrace_local.runtime.inner import files, identity, lives, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def main() -> int:
     plan: EnterPlan = json.load(sys.stdin)
     pid = plan["pid"]
     namespaces = [(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY), flag) for name, flag in _NAMESPACES.items()]
-    if files.start_ticks(pid) != plan["start"]:
+    if lives.start_ticks(pid) != plan["start"]:
         raise ProcessLookupError(3, "the container has ended")
     for descriptor, flag in namespaces:
         syscalls.setns(descriptor, flag)

@@ -17,22 +17,6 @@ def write_json(path: str, content: object) -> None:
     os.replace(partial, path)
 
 
-def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot: with the pid it names a process for ever.
-
-    ProcessLookupError when there is none, or it is a zombie.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            content = file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        raise ProcessLookupError(3, "no such process", str(pid)) from None
-    fields = content[content.rindex(b")") + 2 :].split()
-    if fields[0] in {b"Z", b"X"}:
-        raise ProcessLookupError(3, "the process has ended", str(pid))
-    return int(fields[19])
-
-
 def exit_code(status: int) -> int:
     """The exit code of a wait status, 128 + signal for a killed process."""
     code = os.waitstatus_to_exitcode(status)

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 
-from headrace_local.runtime.inner import files, identity, syscalls
+from headrace_local.runtime.inner import files, identity, lives, syscalls
 from headrace_local.runtime.inner.logs import LineSplitter, LogFile
 from headrace_local.runtime.inner.rootfs import FileView
 
@@ -130,7 +130,7 @@ class _Container:
             boot = file.read().strip()
         content = {
             "boot": boot,
-            "supervisor": [os.getpid(), files.start_ticks(os.getpid())],
+            "supervisor": [os.getpid(), lives.start_ticks(os.getpid())],
             "init": [self._init, _ticks_or_zero(self._init)],
             "started_at": time.time_ns(),
         }
@@ -164,7 +164,7 @@ def _describe(error: OSError, command: str) -> str:
 
 def _ticks_or_zero(pid: int) -> int:
     try:
-        return files.start_ticks(pid) if pid else 0
+        return lives.start_ticks(pid) if pid else 0
     except ProcessLookupError:  # it has ended already; its exit is noted next
         return 0
 
