@@ -94,7 +94,7 @@ async def test_an_ordinary_client_sees_the_413(serve: Serve) -> None:
 
 
 async def test_half_bodies_hold_up_nobody_and_end(serve: Serve) -> None:
-    server = await serve(http={"stall_seconds": 0.3})
+    server = await serve(http={"stall_seconds": 3.0})  # long enough for fifty to be there together
     async with contextlib.AsyncExitStack() as stack:
         slow = [await stack.enter_async_context(raw(server)) for _ in range(50)]
         for client in slow:

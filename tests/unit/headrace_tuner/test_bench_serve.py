@@ -204,7 +204,7 @@ async def test_an_interrupted_run_keeps_what_it_has(server) -> None:
     running.cancel()
     ran = await running
     assert ran.interrupted
-    assert 0 < ran.result.completed < 60
+    assert 0 < ran.result.completed < 3000, "all that were planned"
     assert ran.window.end < 30
     json.dumps(ran.to_json(), allow_nan=False)
 

@@ -132,7 +132,7 @@ async def test_what_is_under_way_after_the_drain_is_unfinished(server) -> None:
         return await (hang(server, request) if number == 0 else server.well(request, body, number))
 
     server.handler = handler
-    records = await drive(server, planned(0.0, 0.05), drain=0.3)
+    records = await drive(server, planned(0.0, 0.05), drain=2.0)
     assert [record.error for record in records] == [ErrorKind.UNFINISHED, None]
 
 
