@@ -1,7 +1,8 @@
 """Stop strings: the one that is complete first wins, no part of it shows, and nothing else is held back."""
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -139,3 +140,13 @@ def test_a_megabyte_against_long_stop_strings_is_linear(monkeypatch: pytest.Monk
     shown = "".join(stop_filter.push(text[at : at + 4]) for at in range(0, len(text), 4)) + stop_filter.flush()
     assert shown == text
     assert steps < 5 * 2 * len(text)
+
+
+def test_every_short_stop_string_is_found_in_every_short_text() -> None:
+    def words(length: int) -> Iterator[str]:
+        return map("".join, itertools.product("ab", repeat=length))
+
+    texts = list(words(9))
+    for stop in itertools.chain.from_iterable(words(length) for length in range(1, 7)):
+        for text in texts:
+            assert run([text], [stop]) == reference(text, [stop], include=False)
