@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +26,8 @@ def startup(engine: Engine, settings: Settings) -> Panel:
         "model": f"{settings.served_name}  ({model.architecture}, {model.num_parameters / 1e6:,.0f} M parameters)",
         "device": f"{where}, {devices.dtype_name(model.dtype)}, {settings.threads} threads",
         "context": f"{engine.max_model_len:,} tokens a request, {cached:,} in the KV cache",
-        "knobs": ", ".join(f"{name} {value}" for name, value in config.hot_values().items() if value is not None),
+        "sampling": _sampling(engine),
+        "knobs": _words({name: value for name, value in config.hot_values().items() if value is not None}),
         "serving": f"{url}/v1  (metrics at {url}/metrics)",
         "admin": _admin(settings),
     }
@@ -40,6 +42,15 @@ def first_request(settings: Settings) -> str:
     body = json.dumps({"model": settings.served_name, "prompt": "The capital of France is", "max_tokens": 16})
     where = f"{_url(settings, settings.port)}/v1/completions"
     return f"curl {where} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _sampling(engine: Engine) -> str:
+    suggested = engine.sampling.differences
+    return f"{_words(suggested)}  (the model's own; a call may say otherwise)" if suggested else "OpenAI's defaults"
+
+
+def _words(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _url(settings: Settings, port: int) -> str:

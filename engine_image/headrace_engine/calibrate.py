@@ -37,7 +37,8 @@ def calibrate(
     model: str, config: EngineConfig, *, device: torch.device, report: Callable[[Case, float], None]
 ) -> dict[str, Any]:
     """Load `model` and time steps: the median of a few runs of each case after one to warm up. Raises `ModelError`."""
-    loaded, layers = load(model, config, device=device)
+    source = find_source(model)
+    loaded, layers = load(source, config, device=device)
     decodes = [Case("decode", size) for size in DECODES]
     prefills = [Case("prefill", size) for size in PREFILLS if size <= loaded.max_position]
     blocks = max(DECODES[-1] * (CONTEXT // config.block_size + 1), PREFILLS[-1] // config.block_size + 1) + 1
@@ -50,7 +51,7 @@ def calibrate(
         seconds[case.kind][str(case.size)] = took
         report(case, took)
     return {
-        "model": find_source(model).name,
+        "model": source.name,
         "device": loaded.device.type,
         "device_name": devices.device_name(loaded.device),
         "pretend_gpu": devices.pretends_gpu(),

@@ -21,6 +21,7 @@ from headrace_engine.model import demo as demo_model
 from headrace_engine.model.demo import ensure_demo_model
 
 if TYPE_CHECKING:
+    from headrace_engine.model.weights import Source
     from headrace_engine.settings import Settings
 
 ALIASES = {"prefill_chunk_size": ("--max-chunk-size",)}
@@ -61,6 +62,24 @@ def with_knob_flags(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(help="File with API keys, one a line as key or name:key; read again when it changes.")
+]
+ToolCallParser = Annotated[
+    str, typer.Option(help="How the model writes tool calls: auto (as its template), hermes, llama3_json, none.")
+]
+ChatTemplate = Annotated[Path | None, typer.Option(help="Jinja file to use instead of the model's chat template.")]
+GenerationConfig = Annotated[
+    str, typer.Option(help="auto: sample as the model's generation_config.json where a call does not say. Or none.")
+]
+AllowedOrigins = Annotated[
+    str | None, typer.Option(help="Web pages that may call from a browser: origins with commas, or *. Default: none.")
+]
+Recording = Annotated[
+    Path | None, typer.Option(help="Write every scheduler call here, for `headrace sim replay`. Holds token ids.")
+]
+
+
 @with_knob_flags
 def serve(
     model: Annotated[str, typer.Argument(help="Folder, .gguf file, file:// address, or hub id.")],
@@ -76,62 +95,59 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model. Default: all cores but one.")] = None,
     admin_token_file: Annotated[Path | None, typer.Option(help="File with the admin token.")] = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with API keys, one a line as key or name:key; read again when it changes."),
-    ] = None,
+    api_key_file: ApiKeyFile = None,
     access_log: Annotated[bool, typer.Option(help="One line for each call, without prompts and outputs.")] = True,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Add bodies and outputs to that line.")] = False,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that running requests have after SIGTERM.")] = 30.0,
     log_format: Annotated[str, typer.Option(help="auto (rich on a terminal, else json), rich or json.")] = "auto",
-    tool_call_parser: Annotated[
-        str, typer.Option(help="How the model writes tool calls: auto (as its template), hermes, llama3_json, none.")
-    ] = "auto",
-    record: Annotated[
-        Path | None, typer.Option(help="Write every scheduler call here, for `headrace sim replay`. Holds token ids.")
-    ] = None,
+    tool_call_parser: ToolCallParser = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+    chat_template: ChatTemplate = None,
+    generation_config: GenerationConfig = "auto",
+    allowed_origins: AllowedOrigins = None,
+    record: Recording = None,
     **knobs: KnobValue,
 ) -> None:
     """Serve a model over the OpenAI API."""
     with plain_errors():
+        from headrace_engine import settings as parts  # noqa: PLC0415
+        from headrace_engine.model.weights import find_source  # noqa: PLC0415
+
+        source = find_source(model, revision=revision, chat_template=chat_template)
         settings = _settings(
-            model, knobs, host=host, port=port, admin_port=admin_port, served_name=served_model_name, file=config,
+            source, knobs, host=host, port=port, admin_port=admin_port, served_name=served_model_name, file=config,
             active_num_seqs=scheduler_max_num_seqs, device=device, threads=threads, token_file=admin_token_file,
             drain_timeout=drain_timeout, log_format=log_format, key_file=api_key_file,
         )  # fmt: skip
-        from headrace_engine.settings import tool_call_parser_named  # noqa: PLC0415
-
-        parser = tool_call_parser_named(tool_call_parser)
         about: dict[str, Any] = {
             "access_log": access_log,
             "log_prompts": log_prompts,
-            "tool_call_parser": parser,
+            "tool_call_parser": parts.one_of(parts.TOOL_CALL_PARSERS, "--tool-call-parser", tool_call_parser),
             "record": record,
+            "generation_config": parts.one_of(parts.GENERATION_CONFIGS, "--generation-config", generation_config),
+            "allowed_origins": parts.origins_of(allowed_origins),
         }
         _run_server(replace(settings, **about))
 
 
 def _settings(
-    model: str, knobs: Mapping[str, KnobValue], *, host: str, port: int, admin_port: int | None,
+    source: Source, knobs: Mapping[str, KnobValue], *, host: str, port: int, admin_port: int | None,
     served_name: str | None, file: Path | None, active_num_seqs: int | None, device: str, threads: int | None,
     token_file: Path | None, drain_timeout: float, log_format: str, key_file: Path | None,
 ) -> Settings:  # fmt: skip
     from headrace_engine import device as devices  # noqa: PLC0415
     from headrace_engine import settings as parts  # noqa: PLC0415
     from headrace_engine.http import auth  # noqa: PLC0415
-    from headrace_engine.model.weights import find_source  # noqa: PLC0415
 
-    if log_format not in ("auto", "rich", "json"):
-        raise SettingsError(f"--log-format {log_format}: must be auto, rich or json")
+    parts.one_of(("auto", "rich", "json"), "--log-format", log_format)
     if threads is not None and threads < 1:
         raise SettingsError(f"--threads {threads}: must be at least 1")
     if not drain_timeout >= 0:
         raise SettingsError(f"--drain-timeout {drain_timeout}: must be 0 or more seconds")
     engine_file = parts.read_engine_file(file)
     flags = {name: value for name, value in knobs.items() if value is not None}
-    source = find_source(model)
     return parts.Settings(
-        model=model,
+        source=source,
         config=parts.engine_config(
             engine_file, flags, active_num_seqs=active_num_seqs, device=devices.pick_device(device).type
         ),
@@ -159,7 +175,7 @@ def _run_server(settings: Settings) -> None:
     if settings.json_logs:
         hush_progress()
     log = logging.getLogger("headrace_engine")
-    log.info("loading %s", settings.model)
+    log.info("loading %s", settings.source.where)
     if settings.admin_token is None and not settings.on_loopback:
         log.warning("admin routes answer 403: not on loopback and no token (--admin-token-file, HEADRACE_ADMIN_TOKEN)")
 
@@ -167,7 +183,10 @@ def _run_server(settings: Settings) -> None:
         if not settings.json_logs:
             errors.print(banner.startup(engine, settings))
             errors.print(banner.first_request(settings), markup=False, soft_wrap=True)
-        about = {"model": settings.served_name, "dtype": str(engine.model.dtype), "device": str(engine.model.device)}
+        about = {
+            "model": settings.served_name, "dtype": str(engine.model.dtype), "device": str(engine.model.device),
+            "sampling": engine.sampling.differences,
+        }  # fmt: skip
         log.info(
             "ready", extra=about | {"host": settings.host, "port": settings.port, "admin_port": settings.admin_port}
         )

@@ -23,11 +23,12 @@ from headrace_engine.loop.recording import open_recording
 from headrace_engine.loop.runner import Runner
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_engine.model import peaks
+from headrace_engine.model.generation import OPENAIS, SuggestedSampling
 from headrace_engine.model.kv_cache import KvPool, LayerShape, block_bytes, make_pool
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.rope import check_rope_length, pin_rope
 from headrace_engine.model.shape import model_shape
-from headrace_engine.model.weights import find_source
+from headrace_engine.model.weights import Source
 from headrace_engine.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,13 @@ class Engine:
     metrics: EngineMetrics
     max_model_len: int
     started_at: float  # unix seconds
+    sampling: SuggestedSampling = OPENAIS
 
 
-def load(model: str, config: EngineConfig, *, device: torch.device) -> tuple[LoadedModel, dict[int, LayerShape]]:
-    """Load and probe `model`. Raises `ModelError`."""
+def load(source: Source, config: EngineConfig, *, device: torch.device) -> tuple[LoadedModel, dict[int, LayerShape]]:
+    """Load and probe the model of `source`. Raises `ModelError`."""
     dtype = devices.pick_dtype(config.dtype, device, devices.cpu_features())
-    loaded = load_model(find_source(model), device=device, dtype=dtype)
+    loaded = load_model(source, device=device, dtype=dtype)
     if config.max_model_len is not None:
         check_rope_length(loaded.module, config.max_model_len)
     return loaded, probe(loaded, kv_dtype=devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype))
@@ -60,9 +62,12 @@ def load(model: str, config: EngineConfig, *, device: torch.device) -> tuple[Loa
 
 def assemble(
     loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, *, served_name: str, revision: str = "",
-    slo: SloSet | None = None, record: Path | None = None,
+    slo: SloSet | None = None, record: Path | None = None, sampling: SuggestedSampling = OPENAIS,
 ) -> Engine:  # fmt: skip
-    """An engine over a probed model; its loop is not started. `record`: see `recording`. Raises `SettingsError`."""
+    """An engine over a probed model; its loop is not started. `record`: see `recording`. Raises `SettingsError`.
+
+    `sampling` is for calls that do not say otherwise.
+    """
     peak = peaks.measure(loaded.device, loaded.dtype)  # before the KV pool takes the memory
     pool, config = size_pool(loaded, layers, config)
     max_model_len = int(config.max_model_len or 0)
@@ -80,7 +85,7 @@ def assemble(
     metrics.watch_step(loop.step_age)
     return Engine(
         model=loaded, config=config, runner=runner, loop=loop, metrics=metrics, max_model_len=max_model_len,
-        started_at=started_at,
+        started_at=started_at, sampling=sampling,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -24,10 +24,12 @@ from headrace_engine.http import tracing
 from headrace_engine.http.access_log import CallLog
 from headrace_engine.http.admin import admin_router
 from headrace_engine.http.auth import ApiKeys, KeyGuard
+from headrace_engine.http.cross_origin import cross_origin
 from headrace_engine.http.health import health_router
 from headrace_engine.http.limits import MAX_BODY_BYTES, STALL_SECONDS, BodyLimit
 from headrace_engine.http.listener import bind, http_server
 from headrace_engine.http.state import ServerState
+from headrace_engine.model.generation import OPENAIS
 from headrace_engine.openai.openapi import openapi_router
 from headrace_engine.openai.routes import OpenAiApi
 from headrace_engine.settings import Settings
@@ -40,9 +42,9 @@ CUT = "the server is shutting down and this request took longer than the time th
 
 def serving_app(
     state: ServerState, *, keys: ApiKeys | None = None, traces: tracing.Tracing | None = None,
-    max_bytes: int = MAX_BODY_BYTES, stall_seconds: float = STALL_SECONDS,
+    max_bytes: int = MAX_BODY_BYTES, stall_seconds: float = STALL_SECONDS, origins: Sequence[str] = (),
 ) -> ASGIApp:  # fmt: skip
-    """Routes of the serving port: call log > limits > API key > routes."""
+    """Routes of the serving port: call log > browsers' questions > limits > API key > routes."""
     app = FastAPI(title="Headrace engine", openapi_url=None)
     http_errors.install(app)
     app.include_router(health_router(state))
@@ -50,7 +52,7 @@ def serving_app(
     app.include_router(OpenAiApi(state).router)
     guarded: ASGIApp = app if keys is None else KeyGuard(app, keys=keys)
     limited = BodyLimit(guarded, max_bytes=max_bytes, stall_seconds=stall_seconds)
-    return CallLog(limited, state=state, tracing=traces)
+    return CallLog(cross_origin(limited, origins) if origins else limited, state=state, tracing=traces)
 
 
 def admin_app(state: ServerState, *, token: str | None, loopback: bool) -> ASGIApp:
@@ -83,7 +85,7 @@ class Process:
         """
         settings, state = self._settings, self._state
         apps = (
-            serving_app(state, keys=settings.api_keys, traces=self._traces),
+            serving_app(state, keys=settings.api_keys, traces=self._traces, origins=settings.allowed_origins),
             admin_app(state, token=settings.admin_token, loopback=settings.on_loopback),
         )
         servers = [http_server(app) for app in apps]
@@ -162,10 +164,11 @@ def load_engine(settings: Settings) -> Engine:
     """Load, probe and assemble, as `settings` say. Slow; raises `EngineError`."""
     torch.set_num_threads(settings.threads)
     device = devices.pick_device(settings.device)
-    loaded, layers = load(settings.model, settings.config, device=device)
+    loaded, layers = load(settings.source, settings.config, device=device)
+    sampling = loaded.generation.sampling() if settings.generation_config == "auto" else OPENAIS
     engine = assemble(
         loaded, layers, settings.config, served_name=settings.served_name, revision=settings.revision, slo=settings.slo,
-        record=settings.record,
+        record=settings.record, sampling=sampling,
     )  # fmt: skip
     # What is here now stays. With half a million objects of libraries in it, a full collection takes a quarter of a
     # second, in which no token comes.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,12 @@ from headrace_engine.errors import SettingsError
 
 if TYPE_CHECKING:
     from headrace_engine.http.auth import ApiKeys
+    from headrace_engine.model.weights import Source
 
 TOKEN_VARIABLE = "HEADRACE_ADMIN_TOKEN"  # noqa: S105  (a name, not a secret)
+GENERATION_CONFIGS = ("auto", "none")
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "none")
+ORIGIN = re.compile(r"https?://[^/\s,]+")
 FILE_KEYS = frozenset({"revision", "config", "ceilings", "slo"})
 
 
@@ -36,7 +40,7 @@ class EngineFile:
 class Settings:
     """All that a server needs to start. Times in seconds."""
 
-    model: str
+    source: Source
     config: EngineConfig
     device: str
     host: str
@@ -54,6 +58,8 @@ class Settings:
     log_prompts: bool = False
     tool_call_parser: str = "auto"
     record: Path | None = None
+    generation_config: str = "auto"
+    allowed_origins: tuple[str, ...] = ()
 
     @property
     def on_loopback(self) -> bool:
@@ -120,11 +126,29 @@ def _named(error: ConfigError) -> SettingsError:
     return SettingsError("; ".join(f"--{item.knob.replace('_', '-')}: {item.message}" for item in error.problems))
 
 
-def tool_call_parser_named(name: str) -> str:
-    """`name`, if there is such a parser. Raises `SettingsError`."""
-    if name not in TOOL_CALL_PARSERS:
-        raise SettingsError(f"--tool-call-parser {name}: must be {', '.join(TOOL_CALL_PARSERS)}")
-    return name
+def one_of(choices: Sequence[str], flag: str, value: str) -> str:
+    """`value`, if it is one of `choices`. Raises `SettingsError` that names the flag."""
+    if value not in choices:
+        raise SettingsError(f"{flag} {value}: must be {', '.join(choices)}")
+    return value
+
+
+def origins_of(text: str | None) -> tuple[str, ...]:
+    """Origins from a list with commas, or from JSON as vLLM takes it. Raises `SettingsError`."""
+    if text is None:
+        return ()
+    try:
+        given = json.loads(text) if text.lstrip().startswith("[") else text.split(",")
+        origins = tuple(str(origin).strip() for origin in given)
+    except ValueError as error:
+        raise SettingsError(f"--allowed-origins {text}: is not JSON: {error}") from error
+    wrong = next((origin for origin in origins if origin != "*" and not ORIGIN.fullmatch(origin)), None)
+    if wrong is not None or not origins:
+        raise SettingsError(
+            f"--allowed-origins {text}: {wrong or 'nothing'!r} is no origin: give * or addresses without a path, such "
+            "as https://chat.example.org"
+        )
+    return origins
 
 
 def admin_token(path: Path | None) -> str | None:

@@ -12,7 +12,7 @@ from headrace_api.quantity import format_quantity, parse_quantity
 from headrace_api.v1alpha1.conditions import Reason
 from headrace_api.v1alpha1.inferenceservice import InferenceService, ResourcesSpec
 from headrace_operator.errors import SpecRefusedError
-from headrace_operator.sources import model_argument
+from headrace_operator.sources import model_command
 
 USER = 65532
 GRACE_SECONDS = 60  # running streams may finish
@@ -47,7 +47,7 @@ def engine_template(
         "name": names.ENGINE_CONTAINER,
         "image": spec.engine.image or images.engine,
         "imagePullPolicy": images.pull_policy,
-        "command": ["python", "-m", "headrace_engine", "serve", model_argument(spec.model), *_flags(service)],
+        "command": ["python", "-m", "headrace_engine", "serve", *model_command(spec.model), *_flags(service)],
         "args": list(spec.engine.extra_args),
         "env": _env(service, objects.admin_secret),
         "ports": [_port(names.HTTP_PORT_NAME, names.HTTP_PORT), _port(names.ADMIN_PORT_NAME, names.ADMIN_PORT)],

@@ -12,10 +12,8 @@ def model_argument(model: ModelSpec) -> str:
     scheme, rest = model.uri.split("://", 1)
     if model.tokenizer is not None:
         raise _refused("spec.model.tokenizer: the tokenizer is read from beside the weights; leave the field out")
-    if model.revision is not None:
-        raise _refused(
-            "spec.model.revision: cannot be chosen yet; leave it out, or serve a downloaded revision by file://"
-        )
+    if model.revision is not None and scheme != "hf":
+        raise _refused(f"spec.model.revision: {model.uri} has no revisions, only hf:// has; leave the field out")
     if scheme == "file":
         return _absolute(model.uri, rest)
     if scheme == "hf":
@@ -24,6 +22,12 @@ def model_argument(model: ModelSpec) -> str:
         f"spec.model.uri: {model.uri}: {scheme}:// is not served from yet; use file:///PATH for a folder that the pod "
         "sees, or hf://OWNER/NAME"
     )
+
+
+def model_command(model: ModelSpec) -> list[str]:
+    """The same as arguments of `serve`, with the revision. Raises `SpecRefusedError`."""
+    revision = [] if model.revision is None else ["--revision", model.revision]
+    return [model_argument(model), *revision]
 
 
 def _absolute(uri: str, path: str) -> str:

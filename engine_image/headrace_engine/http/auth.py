@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 FLAG = "--api-key-file"
 KEYS_VARIABLE = "HEADRACE_API_KEYS_FILE"
 # Probes, Prometheus and the description of the API. Everything else needs a key, also routes that are added later.
-OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health/startup", "/metrics", "/version", "/openapi.json"})
+OPEN_PATHS = frozenset({
+    "/health", "/health/live", "/health/ready", "/health/startup", "/ping", "/metrics", "/version", "/openapi.json",
+})  # fmt: skip
 MAX_FILE_BYTES = 1 << 20
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):(.*)")
 _KEY = re.compile(r"[\x21-\x7e]+")  # what a header can carry: visible ASCII without spaces

@@ -114,7 +114,11 @@ async def _dead(_: Request, error: Exception) -> JSONResponse:
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101
     where = f"{request.method} {request.url.path}"
-    known = {404: ("no such route", "unknown_route"), 405: ("this route has another method", "wrong_method")}
+    allowed = (error.headers or {}).get("Allow", "another method")
+    known = {
+        404: ("no such route; GET /openapi.json lists those of the serving port", "unknown_route"),
+        405: (f"this route takes {allowed}", "wrong_method"),
+    }
     what, code = known.get(error.status_code, (str(error.detail), "http_error"))
     return answer(ApiError(error.status_code, f"{where}: {what}", headers=error.headers or {}, code=code))
 

@@ -1,4 +1,4 @@
-"""`/health/startup|ready|live`, `/metrics`, `/version`."""
+"""`/health/startup|ready|live`, `/health` and `/ping` as vLLM has them, `/metrics`, `/version`."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ from fastapi.responses import JSONResponse, Response
 from headrace_engine.http.state import ServerState
 from headrace_engine.version import VERSION
 
+#: Load balancers ask by HEAD as often as by GET.
+READ = ["GET", "HEAD"]
+
 
 def health_router(state: ServerState) -> APIRouter:
     """The routes that probes and Prometheus ask."""
     router = APIRouter()
 
-    @router.get("/health/startup")
+    @router.api_route("/health/startup", methods=READ)
     async def startup() -> JSONResponse:
         return _answer(None if state.engine is not None else "the model is still loading")
 
-    @router.get("/health/ready")
+    @router.api_route("/health", methods=READ)
+    @router.api_route("/ping", methods=READ)
+    @router.api_route("/health/ready", methods=READ)
     async def ready() -> JSONResponse:
         return _answer(state.not_ready())
 
-    @router.get("/health/live")
+    @router.api_route("/health/live", methods=READ)
     async def live() -> JSONResponse:
         return _answer(state.not_live())
 
-    @router.get("/metrics")
+    @router.api_route("/metrics", methods=READ)
     async def metrics() -> Response:
         body = b"" if state.engine is None else state.engine.metrics.render()
         return Response(body, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
-    @router.get("/version")
+    @router.api_route("/version", methods=READ)
     async def version() -> dict[str, Any]:
         return {
             "version": VERSION, "torch": torch.__version__, "transformers": transformers.__version__,

@@ -6,12 +6,11 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from headrace_engine.errors import ModelError
@@ -23,6 +22,7 @@ from headrace_engine.model.checks import (
     refuse_partial,
     refuse_unsupported,
 )
+from headrace_engine.model.generation import NOTHING_SAID, Generation, ids, read_generation
 from headrace_engine.model.tokenizer import load_tokenizer, turn_ends
 from headrace_engine.model.weights import Source
 
@@ -53,6 +53,7 @@ class LoadedModel:
     dtype: torch.dtype
     keeps_logits: bool  # forward() takes logits_to_keep
     holes: torch.Tensor | None = None  # ids below vocab_size that are no token
+    generation: Generation = NOTHING_SAID
 
     @property
     def num_parameters(self) -> int:
@@ -76,19 +77,20 @@ def load_model(source: Source, *, device: torch.device, dtype: torch.dtype) -> L
     module, info = _load_part(source, "weights", lambda: _load_weights(source, config, dtype))
     refuse_partial(source, module, info)
     refuse_non_finite(source, module)
-    eos = _generation_eos(source) | turn_ends(tokenizer, source.gguf)
-    return wrap_model(module.to(device), tokenizer, name=source.name, eos=eos)
+    generation = read_generation(source)
+    eos = generation.eos_token_ids | turn_ends(tokenizer, source.gguf)
+    return replace(wrap_model(module.to(device), tokenizer, name=source.name, eos=eos), generation=generation)
 
 
 def wrap_model(module: Any, tokenizer: Any, *, name: str, eos: frozenset[int] = frozenset()) -> LoadedModel:
     """Describe a loaded module and tokenizer."""
     text = module.config.get_text_config()
     module.eval().requires_grad_(requires_grad=False)
-    known_eos = eos | _ids(text.eos_token_id) | _ids(tokenizer.eos_token_id)
+    known_eos = eos | ids(text.eos_token_id) | ids(tokenizer.eos_token_id)
     parameter = next(module.parameters())
-    ids = set(tokenizer.get_vocab().values())
-    vocab_size = min(text.vocab_size, max(ids) + 1)
-    holes = sorted(set(range(vocab_size)) - ids)
+    known = set(tokenizer.get_vocab().values())
+    vocab_size = min(text.vocab_size, max(known) + 1)
+    holes = sorted(set(range(vocab_size)) - known)
     return LoadedModel(
         module=module,
         tokenizer=tokenizer,
@@ -152,22 +154,3 @@ def _load_part(source: Source, part: str, load: Callable[[], T]) -> T:
         advice = WHAT_TO_DO["gguf" if source.gguf is not None else part]
         where = f"{source.where}/config.json" if part == "config" and source.gguf is None else source.file_of("")
         raise ModelError(f"{where}: cannot load the {part}: {reason}. {advice}") from error
-
-
-def _generation_eos(source: Source) -> frozenset[int]:
-    if source.gguf is not None:
-        return frozenset()  # a generation_config.json beside it would be another model's
-    try:
-        generation = GenerationConfig.from_pretrained(source.where)
-    except OSError as error:
-        path = Path(source.where) / "generation_config.json"
-        if path.is_file():
-            raise ModelError(f"{path} cannot be read: {reason_of(error)}. Copy it again, or remove it") from error
-        return frozenset()  # the file is optional
-    return _ids(generation.eos_token_id)
-
-
-def _ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset(value) if isinstance(value, list) else frozenset({value})

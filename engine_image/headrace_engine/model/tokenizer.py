@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -47,8 +48,27 @@ def load_tokenizer(source: Source, *, model_type: str, rows: int) -> Any:
     _drop_tokens_without_row(source, tokenizer, rows)
     if _wants_bos(source, model_type):
         add_bos(tokenizer, source.where)
-    add_template(tokenizer, source.gguf)
+    if source.chat_template is not None:
+        set_template(tokenizer, source.chat_template)
+    else:
+        add_template(tokenizer, source.gguf)
     return tokenizer
+
+
+def set_template(tokenizer: Any, path: Path) -> None:
+    """Use the file's chat template. Raises `ModelError` that names the file, and the line if it is no template."""
+    try:
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelError(f"--chat-template {path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"--chat-template {path}: is not UTF-8 text: {error}") from error
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ModelError(f"--chat-template {path}, line {error.lineno}: {error.message}: correct it") from error
+    except Exception:  # noqa: S110  (a template may refuse these messages and take others)
+        pass
 
 
 def add_bos(tokenizer: Any, where: str) -> None:

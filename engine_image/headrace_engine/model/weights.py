@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -31,6 +31,8 @@ class Source:
     gguf: GgufHeader | None = None
     tensors: Mapping[str, str] = field(default_factory=dict)  # file of each tensor, of a safetensors folder
     is_hub: bool = False
+    revision: str | None = None  # branch, tag or commit of a hub id
+    chat_template: Path | None = None  # instead of the model's own
 
     @property
     def gguf_file(self) -> str | None:
@@ -40,8 +42,17 @@ class Source:
     @property
     def location(self) -> dict[str, Any]:
         """Keyword arguments of every `from_pretrained`. Code that comes with a model is never run."""
-        location: dict[str, Any] = {"pretrained_model_name_or_path": self.where, "trust_remote_code": False}
+        location = {"pretrained_model_name_or_path": self.where, "trust_remote_code": False, **self.of_revision}
         return location if self.gguf is None else location | {"gguf_file": self.gguf_file}
+
+    @property
+    def of_revision(self) -> dict[str, Any]:
+        """The keyword argument that chooses the revision, where one is chosen."""
+        return {} if self.revision is None else {"revision": self.revision}
+
+    def has_file(self, name: str) -> bool:
+        """Whether a file of that name lies in the folder; False for a hub id."""
+        return not self.is_hub and (Path(self.where) / name).is_file()
 
     def file_of(self, tensor: str) -> str:
         """The file that holds `tensor`, as far as its name tells; else the whole place."""
@@ -51,12 +62,23 @@ class Source:
         return self.where if file is None else str(Path(self.where) / file)
 
 
-def find_source(model: str) -> Source:
-    """`model` is a folder, a GGUF file, a `file://` address of either, or a hub id. Raises `ModelError`."""
+def find_source(model: str, *, revision: str | None = None, chat_template: Path | None = None) -> Source:
+    """`model` is a folder, a GGUF file, a `file://` address of either, or a hub id. Raises `ModelError`.
+
+    `revision` is a branch, tag or commit of a hub id; `chat_template` a file to use instead of the model's own.
+    """
     path = _as_path(model)
     if path is None:
         hub_id = model.removeprefix("hf://")
-        return Source(where=hub_id, name=hub_id, is_hub=True)
+        return Source(where=hub_id, name=hub_id, is_hub=True, revision=revision, chat_template=chat_template)
+    return replace(_local_source(path, revision=revision), chat_template=chat_template)
+
+
+def _local_source(path: Path, *, revision: str | None) -> Source:
+    if revision is not None:
+        raise ModelError(
+            f"--revision {revision}: {path} is a file or folder, which has no revisions: leave it out, or give a hub id"
+        )
     if not path.exists():
         raise ModelError(
             f"model {path} does not exist: give a folder with config.json and *.safetensors, a .gguf file, or a hub id "

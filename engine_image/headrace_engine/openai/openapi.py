@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic.json_schema import models_json_schema
 
+from headrace_engine.http.health import READ
 from headrace_engine.openai.routes import ROUTES, Route
 from headrace_engine.version import VERSION
 
@@ -17,9 +18,11 @@ Json = dict[str, Any]
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
 # Answers of the routes beside OpenAI's: path, content type, schema, whether 503 says that the server is not well.
 OWN = (
+    ("/health", "application/json", "Health", True, "Whether calls should come here: vLLM's name of /health/ready."),
     ("/health/live", "application/json", "Health", True, "Whether the process is alive; 503: restart it."),
     ("/health/ready", "application/json", "Health", True, "Whether calls should come here."),
     ("/health/startup", "application/json", "Health", True, "Whether the model is loaded."),
+    ("/ping", "application/json", "Health", True, "The same, where a platform asks for this name."),
     ("/metrics", "text/plain", None, False, "Metrics in Prometheus' text form."),
     ("/version", "application/json", "Version", False, "Versions of the server and its libraries."),
     ("/openapi.json", "application/json", None, False, "This document."),
@@ -41,7 +44,7 @@ def openapi_router(*, guarded: bool) -> APIRouter:
     """The route that publishes the document. `guarded`: calls need an API key."""
     router = APIRouter()
 
-    @router.get("/openapi.json")
+    @router.api_route("/openapi.json", methods=READ)
     async def openapi() -> Json:
         return document(guarded=guarded)
 

@@ -32,6 +32,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
+MODELS_OWN = "as the model's generation_config.json"
 PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
@@ -103,13 +104,19 @@ class GenerationBody(Accepted):
     """What both generating routes take."""
 
     model: str | None = Field(default=None, description="The served name; absent: the one model.")
-    temperature: float | None = Field(default=None, ge=0, le=2, description="0 takes the likeliest. Default 1.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Default 1: off.")
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="Default 0; 0 and -1: off.")
-    min_p: float | None = Field(default=None, ge=0, le=1, description="Default 0: off.")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description=f"0 takes the likeliest. Default {MODELS_OWN}, else 1."
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1, description=f"Default {MODELS_OWN}, else 1: off.")
+    top_k: int | None = Field(
+        default=None, ge=-1, lt=2**31, description=f"0 and -1: off. Default {MODELS_OWN}, else off."
+    )
+    min_p: float | None = Field(default=None, ge=0, le=1, description=f"Default {MODELS_OWN}, else 0: off.")
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="Default 1: off.")
+    repetition_penalty: float | None = Field(
+        default=None, ge=0.01, le=100, description=f"Default {MODELS_OWN}, else 1: off."
+    )
     logit_bias: fields.Biases | None = Field(default=None, description="Token id to what is added to its logit.")
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     n: int | None = Field(default=None, ge=1, description="Samples of each prompt.")

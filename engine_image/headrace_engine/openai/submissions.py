@@ -11,6 +11,7 @@ from headrace_core.events import Request as EngineRequest
 from headrace_engine.engine import Engine
 from headrace_engine.http.errors import invalid
 from headrace_engine.loop.engine_loop import Submission
+from headrace_engine.model.generation import SuggestedSampling
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.responses import Shape
 from headrace_engine.openai.schema import ChatBody, CompletionBody, GenerationBody
@@ -118,7 +119,9 @@ def _submission(
             arrival=ask.arrival, stop_token_ids=ends, priority=body.priority, cache_salt=body.cache_salt or "",
             reads_cache=prompt_scores is None, fork_of=f"{ask.call_id}-{first}" if is_fork else None,
         ),
-        params=_params(ask, prompt_len=len(prompt.ids), ends=ends, index=index, prompt_scores=prompt_scores),
+        params=_params(
+            ask, engine.sampling, prompt_len=len(prompt.ids), ends=ends, index=index, prompt_scores=prompt_scores
+        ),
         text=TextStream(
             engine.model.tokenizer, prompt.ids, stops=body.stops, incremental=bool(body.stream),
             include_stop=body.include_stop_str_in_output, min_tokens=body.min_tokens, skip_special=hides_special,
@@ -128,16 +131,17 @@ def _submission(
 
 
 def _params(
-    ask: Ask, *, prompt_len: int, ends: frozenset[int], index: int, prompt_scores: int | None
-) -> SamplingParams:
+    ask: Ask, default: SuggestedSampling, *, prompt_len: int, ends: frozenset[int], index: int,
+    prompt_scores: int | None,
+) -> SamplingParams:  # fmt: skip
     body = ask.body
     return SamplingParams(
         prompt_len=prompt_len,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        temperature=default.temperature if body.temperature is None else body.temperature,
+        top_p=default.top_p if body.top_p is None else body.top_p,
+        top_k=default.top_k if body.top_k is None else max(0, body.top_k),
+        min_p=default.min_p if body.min_p is None else body.min_p,
+        repetition_penalty=default.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=tuple(sorted(body.biases.items())),

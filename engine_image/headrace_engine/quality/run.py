@@ -99,7 +99,7 @@ class _Models:
     def get(self, spec: Spec) -> tuple[LoadedModel, dict[int, LayerShape]]:
         if self._kept is None or self._kept[0].dtype is not sides.dtype(spec, self._plan.device):
             self.forget()
-            self._kept = load(self._plan.model, spec.config, device=self._plan.device)
+            self._kept = load(find_source(self._plan.model), spec.config, device=self._plan.device)
         return self._kept
 
     def forget(self) -> None:

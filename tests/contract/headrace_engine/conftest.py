@@ -23,6 +23,8 @@ from headrace_core.slo import SloSet
 from headrace_engine.engine import Engine, assemble, load
 from headrace_engine.http.listener import bind, http_server
 from headrace_engine.http.state import ServerState
+from headrace_engine.model.generation import OPENAIS, SuggestedSampling
+from headrace_engine.model.weights import find_source
 from headrace_engine.server import admin_app, serving_app
 
 TOKEN = "s3cret"
@@ -54,7 +56,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def loaded(model_folder: Path) -> Any:
-    return load(str(model_folder), resolve({"dtype": "float32"}), device=torch.device("cpu"))
+    return load(find_source(str(model_folder)), resolve({"dtype": "float32"}), device=torch.device("cpu"))
 
 
 @dataclass
@@ -115,17 +117,21 @@ async def serve(loaded: Any) -> AsyncIterator[Callable[..., Any]]:
 
         async def start(
             *, slo: SloSet | None = None, token: str | None = TOKEN, http: dict[str, Any] | None = None,
-            template: str | None = None, record: Path | None = None, **knobs: Any,
+            template: str | None = None, record: Path | None = None, sampling: SuggestedSampling = OPENAIS,
+            **knobs: Any,
         ) -> Served:  # fmt: skip
-            # `http`: keys, traces, keep_content, clock, tool_call_parser, max_bytes, stall_seconds or head_seconds
-            # of the HTTP side.
+            # `http`: keys, traces, keep_content, clock, tool_call_parser, origins, max_bytes, stall_seconds or
+            # head_seconds of the HTTP side.
             # `template`: another chat template than the model's own; "" for none.
             model, layers = loaded
             if template is not None:
                 tokenizer = copy.deepcopy(model.tokenizer)
                 tokenizer.chat_template = template or None
                 model = replace(model, tokenizer=tokenizer)
-            engine = assemble(model, layers, resolve(knobs), served_name="tiny", revision="r1", slo=slo, record=record)
+            engine = assemble(
+                model, layers, resolve(knobs), served_name="tiny", revision="r1", slo=slo, record=record,
+                sampling=sampling,
+            )  # fmt: skip
             running = _running(engine, token=token, http=http or {})
             return await stack.enter_async_context(running)
 

@@ -7,9 +7,11 @@ import pytest
 
 from headrace_core.metric_names import ALL_METRICS
 from headrace_core.slo import SloSet
+from headrace_engine.http.auth import OPEN_PATHS
 from headrace_engine.loop import engine_loop as loop
 
 Serve = Any
+READINESS = ("/health/ready", "/health", "/ping")
 AUTH = {"Authorization": "Bearer s3cret"}
 
 
@@ -126,11 +128,22 @@ async def test_wrong_books_end_an_idle_engine(serve: Serve, monkeypatch: pytest.
     assert "neither free nor held" in (await server.complete()).json()["error"]["message"]
 
 
+async def test_what_can_be_got_can_be_asked_for_its_head(serve: Serve) -> None:
+    server = await serve()
+    for path in (*OPEN_PATHS, "/v1/models", "/v1/models/tiny"):
+        head, whole = await server.http.head(path), await server.http.get(path)
+        assert (head.status_code, head.headers["content-type"]) == (200, whole.headers["content-type"]), path
+        assert head.content == b""
+        assert set((await server.http.delete(path)).headers["allow"].split(", ")) == {"GET", "HEAD"}
+
+
 async def test_loading_and_draining_are_not_ready(serve: Serve) -> None:
     server = await serve()
-    assert (await server.http.get("/health/ready")).status_code == 200
+    for path in READINESS:
+        assert (await server.http.get(path)).status_code == (await server.http.head(path)).status_code == 200
     server.state.drain()
-    assert (await server.http.get("/health/ready")).status_code == 503
+    for path in READINESS:
+        assert (await server.http.get(path)).status_code == (await server.http.head(path)).status_code == 503
     assert (await server.http.get("/health/live")).status_code == 200
     refused = await server.complete()
     assert refused.status_code == 503

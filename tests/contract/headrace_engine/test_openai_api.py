@@ -95,6 +95,8 @@ async def test_unknown_model_and_route(serve: Serve) -> None:
     assert (await server.http.get("/v2")).json()["error"]["code"] == "unknown_route"
     wrong = await server.http.get("/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "wrong_method")
+    assert wrong.json()["error"]["message"] == "GET /v1/completions: this route takes POST"
+    assert "/openapi.json" in (await server.http.get("/v2")).json()["error"]["message"]
 
 
 async def test_a_full_queue_is_a_429_with_retry_after(serve: Serve) -> None:

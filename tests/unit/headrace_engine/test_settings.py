@@ -12,7 +12,7 @@ from headrace_engine import device as devices
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import SettingsError
 from headrace_engine.loop.probe import probe
-from headrace_engine.settings import EngineFile, admin_token, engine_config, is_loopback, read_engine_file
+from headrace_engine.settings import EngineFile, admin_token, engine_config, is_loopback, origins_of, read_engine_file
 
 EMPTY = EngineFile(config={}, ceilings={})
 
@@ -124,3 +124,24 @@ def test_one_core_is_left_to_the_server(
     monkeypatch.setattr(devices, "CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     assert devices.default_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        (None, ()),
+        ("*", ("*",)),
+        ("https://a.example, http://b.example:8080", ("https://a.example", "http://b.example:8080")),
+        ('["*"]', ("*",)),
+    ],
+)
+def test_origins_are_a_list_with_commas_or_json(text: str | None, origins: tuple[str, ...]) -> None:
+    assert origins_of(text) == origins
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a.example", "https://a.example/path", "[", "[]", "[1]", "https://a, https://b c"]
+)
+def test_what_is_no_origin_is_named(text: str) -> None:
+    with pytest.raises(SettingsError, match="--allowed-origins"):
+        origins_of(text)

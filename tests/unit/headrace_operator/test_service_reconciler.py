@@ -246,12 +246,19 @@ async def test_an_unschedulable_pod_speaks_in_the_schedulers_words(world: World)
     assert world.condition("EngineReady")["reason"] == "Unschedulable"
 
 
+async def test_the_revision_of_a_hub_model_reaches_the_engine(world: World) -> None:
+    world.cluster.put(service(model={"uri": "hf://org/name", "revision": "v2"}))
+    await world.reconcile()
+    command = world.cluster.objects["Deployment", NS, "chat"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[3:7] == ["serve", "org/name", "--revision", "v2"]
+
+
 @pytest.mark.parametrize(
     ("change", "reason", "words"),
     [
         ({"model": {"uri": "s3://bucket/model"}}, "UnsupportedModel", "file:///PATH"),
         ({"model": {"uri": "file://relative"}}, "UnsupportedModel", "file:///relative"),
-        ({"model": {"uri": "hf://o/n", "revision": "main"}}, "UnsupportedModel", "spec.model.revision"),
+        ({"model": {"uri": "file:///models/m", "revision": "main"}}, "UnsupportedModel", "spec.model.revision"),
         ({"engine": {"config": {"prefillChunkSize": 9999}}}, "InvalidConfig", "prefill_chunk_size: 9999 exceeds"),
         ({"engine": {"config": {"maxNumBatchedTokens": 100, "maxNumSeqs": 200}}}, "InvalidConfig", "200"),
         ({"engine": {"env": [{"name": "POD_IP", "value": "x"}]}}, "InvalidSpec", "POD_IP"),

@@ -137,3 +137,34 @@ def test_logits_beyond_the_vocabulary_are_cut_and_holes_masked(tmp_path: Path) -
     assert probe(model)  # -inf on both sides is no difference
     whole = load(make_folder(tmp_path / "whole", rows=320))
     assert (whole.holes, whole.vocab_size) == (None, 260)
+
+
+def with_template(folder: Path, text: bytes | None) -> LoadedModel:
+    file = folder.parent / "chat.jinja"
+    if text is not None:
+        file.write_bytes(text)
+    source = find_source(str(folder), chat_template=file)
+    return load_model(source, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_a_chat_template_of_ones_own_wins(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "gemma", gemma=True)
+    messages = [{"role": "user", "content": "hi"}]
+    own = with_template(folder, b"{% for m in messages %}[{{ m['content'] }}]{% endfor %}").tokenizer
+    assert own.apply_chat_template(messages, tokenize=False) == "[hi]"
+    picky = with_template(folder, b"{{ raise_exception('two messages, please') }}").tokenizer
+    assert "please" in picky.chat_template, "what it thinks of messages is told to those who send them"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"a\n{% for m in messages %}", r"chat\.jinja, line 2: .*endfor"),
+        (b"\xff", "not UTF-8"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_chat_template_that_is_none_is_named(tmp_path: Path, text: bytes | None, words: str) -> None:
+    folder = make_folder(tmp_path / "llama")
+    with pytest.raises(ModelError, match=rf"--chat-template .*{words}"):
+        with_template(folder, text)

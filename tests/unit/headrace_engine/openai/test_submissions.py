@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace_engine.http.errors import ApiError
+from headrace_engine.model.generation import OPENAIS
 from headrace_engine.openai.backend import Backend
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.schema import ChatBody, CompletionBody
@@ -21,7 +22,7 @@ def engine(tokenizer: Any, *, template: str | None = None) -> Any:
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = template
     model = SimpleNamespace(tokenizer=tokenizer, vocab_size=257, eos_token_ids=frozenset({EOS}))
-    return SimpleNamespace(model=model, max_model_len=100, config=SimpleNamespace(seed=0))
+    return SimpleNamespace(model=model, max_model_len=100, config=SimpleNamespace(seed=0), sampling=OPENAIS)
 
 
 def ask(kind: type[Any] = CompletionBody, *, prompts: int = 1, **body: Any) -> Ask:

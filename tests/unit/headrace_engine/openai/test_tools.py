@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace_engine.errors import SettingsError
 from headrace_engine.openai.tool_json import CallArguments, CallName, Text, ToolEvent
 from headrace_engine.openai.tools import ToolFormat, ToolParser, forced_parser, format_of, parser_for
-from headrace_engine.settings import TOOL_CALL_PARSERS, tool_call_parser_named
+from headrace_engine.settings import TOOL_CALL_PARSERS, one_of
 
 Read = tuple[str, list[tuple[str, str]]]
 
@@ -154,9 +154,9 @@ def test_no_text_is_too_odd_and_pieces_never_matter(text: str, size: int) -> Non
 
 def test_the_flag_offers_every_format() -> None:
     assert ("auto", *ToolFormat) == TOOL_CALL_PARSERS
-    assert tool_call_parser_named("hermes") == "hermes"
+    assert one_of(TOOL_CALL_PARSERS, "--tool-call-parser", "hermes") == "hermes"
     with pytest.raises(SettingsError, match="--tool-call-parser wombat: must be auto, hermes"):
-        tool_call_parser_named("wombat")
+        one_of(TOOL_CALL_PARSERS, "--tool-call-parser", "wombat")
 
 
 def test_the_format_is_read_off_the_template() -> None:

@@ -1,0 +1,107 @@
+"""What a model's generation_config.json says: the ids that end an answer, and how its makers would sample.
+
+A server that leaves the second out samples hotter than people who come from vLLM or transformers are used to: most
+instruction models ask for a temperature below 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from transformers import GenerationConfig
+
+from headrace_engine.errors import ModelError
+from headrace_engine.model.checks import reason_of
+from headrace_engine.model.weights import Source
+
+FILE = "generation_config.json"
+ADVICE = "Copy the file again, or start with --generation-config none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuggestedSampling:
+    """Sampling of a call that does not say otherwise. The defaults are OpenAI's: sample from all tokens as they are."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """What is not OpenAI's default, by name."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(OPENAIS, name)}
+
+
+OPENAIS = SuggestedSampling()
+# What the API takes for each: least, whether that is included, and most.
+BOUNDS: Mapping[str, tuple[float, bool, float]] = {
+    "temperature": (0, True, 2),
+    "top_p": (0, False, 1),
+    "top_k": (-1, True, 2**31 - 1),
+    "min_p": (0, True, 1),
+    "repetition_penalty": (0.01, True, 100),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The file as read. `where` names it in errors."""
+
+    where: str = FILE
+    eos_token_ids: frozenset[int] = frozenset()
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def sampling(self) -> SuggestedSampling:
+        """How the model's makers would sample. Raises `ModelError` for a value that no call could ask for."""
+        given = {item.name: self.values.get(item.name) for item in fields(SuggestedSampling)}
+        checked = {name: self._checked(name, value) for name, value in given.items() if value is not None}
+        if "top_k" in checked:
+            checked["top_k"] = max(0, checked["top_k"])
+        return SuggestedSampling(**checked)
+
+    def _checked(self, name: str, value: Any) -> Any:
+        least, included, most = BOUNDS[name]
+        kinds = (int,) if name == "top_k" else (int, float)
+        is_number = isinstance(value, kinds) and not isinstance(value, bool)
+        if not is_number or not (least <= value <= most) or (value == least and not included):
+            kind = "a whole number" if name == "top_k" else "a number"
+            span = f"from {least} to {most}" if included else f"above {least}, to {most}"
+            raise ModelError(f"{self.where}: {name} is {value!r}, which must be {kind} {span}. {ADVICE}")
+        return value
+
+
+NOTHING_SAID = Generation()
+
+
+def read_generation(source: Source) -> Generation:
+    """The file of `source`, which is optional. Raises `ModelError` if it is damaged."""
+    if source.gguf is not None:
+        return NOTHING_SAID  # a generation_config.json beside it would be another model's
+    where = f"{source.where}/{FILE}"
+    try:
+        read = GenerationConfig.from_pretrained(source.where, **source.of_revision)
+        given, ends = read.to_diff_dict(), ids(read.eos_token_id)
+        if not all(isinstance(end, int) for end in ends):
+            raise TypeError(f"eos_token_id is {read.eos_token_id!r}, which are no token ids")
+    except OSError as error:
+        if source.has_file(FILE):
+            raise _damaged(where, error) from error
+        return Generation(where=where)
+    except Exception as error:  # what its values make transformers raise
+        raise _damaged(where, error) from error
+    return Generation(where=where, eos_token_ids=ends, values=given)
+
+
+def ids(value: int | list[int] | None) -> frozenset[int]:
+    """Token ids as configs write them: none, one, or a list."""
+    if value is None:
+        return frozenset()
+    return frozenset(value) if isinstance(value, list) else frozenset({value})
+
+
+def _damaged(where: str, error: Exception) -> ModelError:
+    return ModelError(f"{where} cannot be read: {reason_of(error)}. Copy it again, or remove it")
