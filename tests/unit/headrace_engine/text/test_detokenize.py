@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
@@ -68,10 +68,11 @@ def test_any_text_streams_without_partial_characters(tokenizer: Any, text: str, 
 
 
 @settings(deadline=None, max_examples=100)
-@given(text=ANY_TEXT, strips=st.booleans())
-def test_any_text_streams_with_byte_fallback(text: str, strips: bool) -> None:
+@example(text="字", said="👩漢", strips=False)  # its last six tokens begin inside a character, whose bytes spoil the run
+@given(text=ANY_TEXT, said=ANY_TEXT, strips=st.booleans())
+def test_any_text_streams_with_byte_fallback(text: str, said: str, strips: bool) -> None:
     tokenizer = BYTE_FALLBACK[strips]
-    prompt = tokenizer("a 漢")["input_ids"]
+    prompt = tokenizer(said)["input_ids"]
     ids = tokenizer(text)["input_ids"]
     whole = tokenizer.decode([*prompt, *ids])[len(tokenizer.decode(prompt)) :]
     assert "".join(stream(tokenizer, ids, prompt=prompt)) == whole
