@@ -85,8 +85,8 @@ def serve(
     model: Annotated[str, typer.Argument(help="Folder, .gguf file, file:// address, or hub id.")],
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Serving port.")] = 8000,
-    admin_port: Annotated[int | None, typer.Option(help="Admin port. Default: the serving port plus 1.")] = None,
+    port: Annotated[int, typer.Option(help="Serving port; 0 takes a free one and logs it.")] = 8000,
+    admin_port: Annotated[int | None, typer.Option(help="Admin port. Default: the next one.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API. Default: the folder's.")] = None,
     config: Annotated[Path | None, typer.Option(help="engine.json with revision, config, ceilings, slo.")] = None,
     scheduler_max_num_seqs: Annotated[
@@ -154,7 +154,7 @@ def _settings(
         device=device,
         host=host,
         port=port,
-        admin_port=port + 1 if admin_port is None else admin_port,
+        admin_port=(port + 1 if port else 0) if admin_port is None else admin_port,
         served_name=served_name or source.name,
         revision=engine_file.revision,
         slo=engine_file.slo,
@@ -179,7 +179,7 @@ def _run_server(settings: Settings) -> None:
     if settings.admin_token is None and not settings.on_loopback:
         log.warning("admin routes answer 403: not on loopback and no token (--admin-token-file, HEADRACE_ADMIN_TOKEN)")
 
-    def ready(engine: Any, _: Any) -> None:
+    def ready(engine: Any, settings: Settings) -> None:
         if not settings.json_logs:
             errors.print(banner.startup(engine, settings))
             errors.print(banner.first_request(settings), markup=False, soft_wrap=True)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -66,7 +67,7 @@ def admin_app(state: ServerState, *, token: str | None, loopback: bool) -> ASGIA
 class Process:
     """One run of the server, from sockets to exit."""
 
-    def __init__(self, settings: Settings, *, on_ready: Callable[[Engine, ServerState], None]) -> None:
+    def __init__(self, settings: Settings, *, on_ready: Callable[[Engine, Settings], None]) -> None:
         self._settings = settings
         self._on_ready = on_ready
         self._state = ServerState(
@@ -123,7 +124,7 @@ class Process:
         engine.loop.start()
         self._state.ready(engine)
         if not self._stop.is_set():
-            self._on_ready(engine, self._state)
+            self._on_ready(engine, self._settings)
         await stop
         await self._drain()
 
@@ -177,13 +178,17 @@ def load_engine(settings: Settings) -> Engine:
     return engine
 
 
-def serve(settings: Settings, *, on_ready: Callable[[Engine, ServerState], None]) -> None:
-    """Run the server until it is told to stop. Raises `EngineError`."""
+def serve(settings: Settings, *, on_ready: Callable[[Engine, Settings], None]) -> None:
+    """Run the server until it is told to stop. `on_ready` gets the settings with the ports. Raises `EngineError`."""
     sockets: list[socket.socket] = []
     try:
         sockets.append(bind(settings.host, settings.port, "--port"))
         sockets.append(bind(settings.host, settings.admin_port, "--admin-port"))
-        asyncio.run(_run(settings, on_ready, (sockets[0], sockets[1])))
+        # Port 0 is any free one: who asked for that reads here which it is.
+        port, admin_port = (int(sock.getsockname()[1]) for sock in sockets)
+        log.info("listening", extra={"host": settings.host, "port": port, "admin_port": admin_port})
+        found = replace(settings, port=port, admin_port=admin_port)
+        asyncio.run(_run(found, on_ready, (sockets[0], sockets[1])))
     finally:
         gc.unfreeze()  # or native libraries complain on stderr, at the exit, of what was never collected
         for sock in sockets:
@@ -191,7 +196,7 @@ def serve(settings: Settings, *, on_ready: Callable[[Engine, ServerState], None]
 
 
 async def _run(
-    settings: Settings, on_ready: Callable[[Engine, ServerState], None], sockets: tuple[socket.socket, socket.socket]
+    settings: Settings, on_ready: Callable[[Engine, Settings], None], sockets: tuple[socket.socket, socket.socket]
 ) -> None:
     await Process(settings, on_ready=on_ready).run(sockets)
 

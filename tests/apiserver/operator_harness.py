@@ -6,7 +6,6 @@ status and pods, and an engine by a small server with the real knob rules.
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
+from ports import free_port
 
 import headrace_operator
 from headrace_client import resources as res
@@ -87,12 +87,6 @@ async def account_kubeconfig(kube: Kube, namespace: str, admin: Path, folder: Pa
     target = folder / "operator.kubeconfig"
     target.write_text(yaml.safe_dump(config))
     return target
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Operator:

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from aiohttp import web
+from ports import free_port
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from headrace_api.metrics_page import QUERIES
@@ -37,12 +37,6 @@ class World:
 
     metrics: EngineMetrics
     prometheus: Prometheus
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def binary() -> Path:

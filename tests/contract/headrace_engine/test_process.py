@@ -15,17 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
+from ports import free_port
 
 REFERENCE = (
     "--gpu-memory-utilization", "0.92", "--max-num-batched-tokens", "32768", "--max-num-seqs", "256",
     "--enable-chunked-prefill", "--prefill-chunk-size", "4096", "--scheduler-max-num-seqs", "256",
 )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 pytestmark = pytest.mark.timeout(600)  # each test imports torch in processes of its own
@@ -49,19 +44,26 @@ MAIN = "from headrace_engine.__main__ import app\napp()\n"
 def server(
     model: Path, *flags: str, env: dict[str, str] | None = None, fault: str = "", loads: bool = True
 ) -> Iterator[tuple[Any, httpx.Client]]:
-    port = free_port()
-    command = [
-        sys.executable, "-c", fault + MAIN, "serve", str(model), "--port", str(port), "--admin-port", str(free_port()),
-        *flags,
-    ]  # fmt: skip
+    command = [sys.executable, "-c", fault + MAIN, "serve", str(model), "--port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | (env or {}))
     try:
+        port = listening(process)["port"]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             _wait(process, client, "/health/ready" if loads else "/health/live")
             yield process, client
     finally:
         process.kill()
         process.communicate()
+
+
+def listening(process: Any) -> dict[str, Any]:
+    """The line of the log that tells the ports."""
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if '"listening"' in line:
+            return dict(json.loads(line))
+    raise AssertionError("".join(said))
 
 
 def _wait(process: Any, client: httpx.Client, path: str) -> None:
@@ -184,8 +186,9 @@ def test_engine_json_and_flags(model_folder: Path, tmp_path: Path) -> None:
     ceilings = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
     file.write_text(json.dumps({"revision": "r7", "config": config, "ceilings": ceilings, "slo": None}))
     flags = ("--config", str(file), "--max-chunk-size", "32", "--no-preemptible", "--served-model-name", "m")
-    with server(model_folder, *flags, env={"HEADRACE_PRETEND_GPU": "true"}) as (process, client):
-        admin = next(int(process.args[at + 1]) for at, arg in enumerate(process.args) if arg == "--admin-port")
+    admin = free_port()
+    flags += ("--admin-port", str(admin))
+    with server(model_folder, *flags, env={"HEADRACE_PRETEND_GPU": "true"}) as (_, client):
         body = httpx.get(f"http://127.0.0.1:{admin}/admin/config").json()
         assert (body["revision"], body["pretend_gpu"]) == ("r7", True)
         effective = {name: body["config"][name] for name in (*config, "preemptible")}
@@ -241,5 +244,5 @@ def test_wrong_flags_and_models_are_one_line(model_folder: Path, tmp_path: Path)
     said = failing(str(model_folder), "--prefill-chunk-size", "512", "--max-num-batched-tokens", "256")
     assert "--prefill-chunk-size" in said
     assert "does not exist" in failing(str(tmp_path / "nowhere"))
-    said = failing(str(model_folder), "--port", str(free_port()), "--max-model-len", "99999", "--log-format", "json")
+    said = failing(str(model_folder), "--port", "0", "--max-model-len", "99999", "--log-format", "json")
     assert "exceeds the model's own limit 2048" in said

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 CACHE = Path(os.environ.get("HEADRACE_CACHE", "~/.cache/headrace")).expanduser()
 SLO = {"ttft_seconds": 5.0, "itl_seconds": 2.0, "itl_percentile": 99.0, "tpot_seconds": None, "e2e_seconds": None}
@@ -25,12 +25,6 @@ class Engine:
     url: str
     admin_url: str
     process: subprocess.Popen
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def wait_for(url: str, process: subprocess.Popen, log: Path, *, seconds: float = 90) -> None:

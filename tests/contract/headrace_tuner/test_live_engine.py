@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import urllib.request
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from headrace_tuner.by_hand import ByHand, slo_of
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.live import Addresses, connect
 from headrace_tuner.load import LoadClient, find_endpoint, load_session
+from headrace_tuner.modes.server import running_engine
 from headrace_tuner.store import decode
 from headrace_tuner.workload import Workload, plan_load
 
@@ -182,3 +184,13 @@ async def test_an_engine_with_another_slo_is_refused_before_any_trial(engine, pr
         await by_hand.run(Console(quiet=True))
     async with EngineAdmin(engine.admin_url) as admin:
         assert slo_of((await admin.get_config()).slo).ttft.seconds == 5
+
+
+async def test_an_engine_of_our_own_tells_its_port_and_ends_with_the_context(model_folder, tmp_path) -> None:
+    async with load_session() as session:
+        flags = ("--threads", "1", "--kv-cache-bytes", str(1 << 22))
+        async with running_engine(str(model_folder), flags, session=session, log=tmp_path / "log") as own:
+            assert not own.url.endswith(":0")
+            assert await own.total("headrace:running") == 0
+        with pytest.raises(TunerError, match=re.escape(own.url)):
+            await own.metrics()

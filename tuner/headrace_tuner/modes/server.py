@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +20,7 @@ from headrace_tuner.errors import TunerError
 START_SECONDS = 180.0
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.2
+LISTENING = '"message": "listening"'  # in the engine's log, with the port
 TAIL = 2000  # characters of a log that an error shows
 
 
@@ -54,28 +55,20 @@ async def running_engine(
     model: str, flags: Sequence[str], *, session: aiohttp.ClientSession, log: Path, name: str = "bench"
 ) -> AsyncIterator[Engine]:
     """`headrace serve MODEL FLAGS` until the context ends. Raises `TunerError` with the end of its log."""
-    port, admin = _free_ports(2)
-    command = [sys.executable, "-m", "headrace_engine", "serve", model, "--host", "127.0.0.1", "--port", str(port)]
-    command += [
-        "--admin-port",
-        str(admin),
-        "--served-model-name",
-        name,
-        "--log-format",
-        "json",
-        "--drain-timeout",
-        "1",
-        *flags,
-    ]
+    command = [
+        sys.executable, "-m", "headrace_engine", "serve", model, "--host", "127.0.0.1", "--port", "0",
+        "--served-model-name", name, "--log-format", "json", "--drain-timeout", "1", *flags,
+    ]  # fmt: skip
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         # A session of its own: Ctrl-C on the terminal reaches us alone, and we end it in order.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
-        engine = Engine(f"http://127.0.0.1:{port}", session, log)
         try:
-            await _until_ready(engine, process, command)
+            started = _Start(process, command, log, asyncio.get_running_loop().time() + START_SECONDS)
+            engine = Engine(f"http://127.0.0.1:{await _port(started)}", session, log)
+            await _until_ready(engine, started)
             yield engine
         finally:
             await asyncio.shield(_stop(process))
@@ -91,24 +84,47 @@ async def wait_idle(engine: Engine, *, names: Sequence[str], seconds: float) -> 
     return False
 
 
-async def _until_ready(engine: Engine, process: asyncio.subprocess.Process, command: Sequence[str]) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + START_SECONDS
-    while loop.time() < deadline:
-        if process.returncode is not None:
-            raise TunerError(f"the engine ended with code {process.returncode}. {_about(engine, command)}")
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A process that was started, and until when (on the loop's clock) it may take to be ready."""
+
+    process: asyncio.subprocess.Process
+    command: Sequence[str]
+    log: Path
+    deadline: float
+
+    def check(self) -> None:
+        """Raises `TunerError` if it ended, or is late."""
+        if self.process.returncode is not None:
+            raise TunerError(f"the engine ended with code {self.process.returncode}. {self._about()}")
+        if asyncio.get_running_loop().time() > self.deadline:
+            raise TunerError(f"the engine was not ready after {START_SECONDS:g} s. {self._about()}")
+
+    def _about(self) -> str:
+        tail = self.log.read_text(errors="replace")[-TAIL:].strip()
+        return f"The command was: {' '.join(self.command)}\nIts log ({self.log}) ends with:\n{tail}"
+
+
+async def _port(start: _Start) -> int:
+    """The port that the engine found. Chosen here, it could be somebody else's by the time the engine binds it."""
+    while True:
+        with start.log.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if LISTENING in line and line.endswith("\n"):
+                    return int(json.loads(line)["port"])
+        start.check()
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _until_ready(engine: Engine, start: _Start) -> None:
+    while True:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
             limit = aiohttp.ClientTimeout(total=5)
             async with engine.session.get(f"{engine.url}/health/ready", timeout=limit) as response:
                 if response.status == HTTPStatus.OK:
                     return
+        start.check()
         await asyncio.sleep(POLL_SECONDS)
-    raise TunerError(f"the engine was not ready after {START_SECONDS:g} s. {_about(engine, command)}")
-
-
-def _about(engine: Engine, command: Sequence[str]) -> str:
-    tail = engine.log.read_text(errors="replace")[-TAIL:].strip()
-    return f"The command was: {' '.join(command)}\nIts log ({engine.log}) ends with:\n{tail}"
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -120,11 +136,3 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in found]

@@ -68,7 +68,7 @@ def test_any_text_streams_without_partial_characters(tokenizer: Any, text: str, 
 
 
 @settings(deadline=None, max_examples=100)
-@example(text="字", said="👩漢", strips=False)  # its last six tokens begin inside a character, whose bytes spoil the run
+@example(text="字", said="👩漢", strips=False)  # six tokens from the end begin inside a character
 @given(text=ANY_TEXT, said=ANY_TEXT, strips=st.booleans())
 def test_any_text_streams_with_byte_fallback(text: str, said: str, strips: bool) -> None:
     tokenizer = BYTE_FALLBACK[strips]
