@@ -1,5 +1,6 @@
 """Output held to a grammar: what is allowed, when it is complete, what is refused, and what hostile input costs."""
 
+import itertools
 import json
 import random
 import threading
@@ -218,14 +219,17 @@ def test_a_dead_end_has_a_defined_end(without_z: Any, temperature: float) -> Non
     tokens, ended = generate(grammar, 26, temperature=temperature)
     assert tokens == [0, 1]
     assert ended == f"the output cannot follow its grammar any further: {DEAD_END}"
-    # Beside one that can go on.
+    # Beside one that can go on and one that follows none, wherever it stands.
     stuck = TokenState(SamplingParams(prompt_len=1, grammar=grammar, temperature=temperature), (0,))
     stuck.accept(0)
     stuck.accept(1)
     fine = TokenState(SamplingParams(prompt_len=1, grammar=compiler.compile(spec("regex", "a+"))), (0,))
-    first, second = sample(torch.randn(2, 26), [Row(stuck, 2), Row(fine, 0)])
-    assert first.problem is not None
-    assert second.token == 0
+    free = TokenState(SamplingParams(prompt_len=1, temperature=temperature), (0,))
+    for order in itertools.permutations([Row(stuck, 2), Row(fine, 0), Row(free, 0)]):
+        by_state = dict(zip((row.state for row in order), sample(torch.randn(3, 26), order), strict=True))
+        assert str(by_state[stuck].problem) == ended
+        assert by_state[fine].token == 0
+        assert by_state[free].problem is None
 
 
 def test_what_cannot_even_begin_is_refused_when_it_is_asked_for(without_z: Any) -> None:
@@ -249,6 +253,17 @@ def test_a_complete_output_ends_even_before_min_tokens(compiler: GrammarCompiler
     for seed in range(6):
         tokens, ended = generate(optional, 257, seed=str(seed), **more)
         assert (tokens, ended) == ([ord("a") - 33, ord("b") - 33], "complete"), "goes on where it can"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_output_that_may_end_ends_where_nothing_else_is_left(compiler: GrammarCompiler, temperature: float) -> None:
+    """`ab?` after the a: the end is masked by min_tokens, the b by its bias. The grammar is satisfied, so it ends."""
+    optional = compiler.compile(spec("regex", "ab?"))
+    tokens, ended = generate(
+        optional, 257, temperature=temperature, min_tokens=20, stop_token_ids=frozenset({EOS}),
+        logit_bias=((ord("b") - 33, float("-inf")),),
+    )  # fmt: skip
+    assert (tokens, ended) == ([ord("a") - 33, EOS], "complete")
 
 
 def test_a_token_that_does_not_follow_is_an_error(compiler: GrammarCompiler) -> None:
