@@ -139,10 +139,13 @@ async def test_case_37_absent_and_zero_max_tokens(serve: Serve) -> None:
     assert choice["logprobs"]["tokens"] == list("score")
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
-    *_, last, usage = await server.events(
-        PATH, prompt="score", max_tokens=0, echo=True, stream_options={"include_usage": True}
-    )
-    assert last["choices"][0]["finish_reason"] == "length"
+    assert not {"prompt_logprobs", "token_ids"} & set(choice), "nobody asked"
+    nothing = {"prompt": "score", "max_tokens": 0, "echo": True, "return_token_ids": True}
+    assert (await server.complete(**nothing)).json()["choices"][0]["token_ids"] == []
+    first, *_, last, usage = await server.events(PATH, **nothing, stream_options={"include_usage": True})
+    assert first["choices"][0]["prompt_token_ids"] == [ord(char) - 33 for char in "score"]
+    assert last["choices"][0] | {"text": ""} == last["choices"][0], "the prompt alone is the text"
+    assert (last["choices"][0]["finish_reason"], last["choices"][0]["token_ids"]) == ("length", [])
     assert usage["usage"]["completion_tokens"] == 0
     for answer in (await server.complete(max_tokens=0), await server.chat(max_tokens=0)):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
@@ -205,6 +208,7 @@ async def test_case_51_the_usage_is_the_last_event_with_no_choices(serve: Serve,
         assert all("usage" not in chunk for chunk in await server.events(path, **body, stream_options=options))
     always = await server.events(path, **body, stream_options={"continuous_usage_stats": True})
     counts = [chunk["usage"]["completion_tokens"] for chunk in always]
+    assert all("prompt_tokens_details" not in chunk["usage"] for chunk in always), "known for all at the end only"
     assert counts == sorted(counts)
     assert counts[-1] == 10
 
@@ -250,6 +254,7 @@ async def test_logprobs_have_the_shape_of_completions(serve: Serve, top: int) ->
             else [item for chunk in chunks for item in chunk["logprobs"][key]] == value
         )
     assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
+    assert all("prompt_token_ids" not in chunk for chunk in chunks), "nobody asked"
 
 
 @pytest.mark.parametrize("stream", [False, True])

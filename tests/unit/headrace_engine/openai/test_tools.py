@@ -61,6 +61,7 @@ HERMES = [
     ("<tool_call>f(1)</tool_call>", ("<tool_call>f(1)</tool_call>", [])),
     ('<tool_call>{"arguments": {}}</tool_call>', ('<tool_call>{"arguments": {}}</tool_call>', [])),
     ('<tool_call>{"name": 5}</tool_call>', ('<tool_call>{"name": 5}</tool_call>', [])),
+    *((text, (text, [])) for text in (f'<tool_call>{{"name": {odd}}}</tool_call>' for odd in ("", ",", ":", "]"))),
     ('<tool_call>{"name": "\\ud800"}</tool_call>', ('<tool_call>{"name": "\\ud800"}</tool_call>', [])),
     ('<tool_call>{"name": "f", "arguments": {} oops}</tool_call> on', ("on", [("f", "{}")])),
     ('<tool_call>{"name": "f", "arguments": {}} forgot <b', ("forgot <b", [("f", "{}")])),
