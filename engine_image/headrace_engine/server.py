@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import NoReturn
 
 import torch
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from headrace_engine import device as devices
@@ -48,12 +49,19 @@ def serving_app(
     """Routes of the serving port: call log > browsers' questions > limits > API key > routes."""
     app = FastAPI(title="Headrace engine", openapi_url=None)
     http_errors.install(app)
-    app.include_router(health_router(state))
-    app.include_router(openapi_router(guarded=keys is not None))
-    app.include_router(OpenAiApi(state).router)
+    for router in (health_router(state), openapi_router(guarded=keys is not None), OpenAiApi(state).router):
+        _answer_heads(router)
+        app.include_router(router)
     guarded: ASGIApp = app if keys is None else KeyGuard(app, keys=keys)
     limited = BodyLimit(guarded, max_bytes=max_bytes, stall_seconds=stall_seconds)
     return CallLog(cross_origin(limited, origins) if origins else limited, state=state, tracing=traces)
+
+
+def _answer_heads(router: APIRouter) -> None:
+    """Answer HEAD wherever there is GET: load balancers ask by either."""
+    for route in router.routes:
+        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")
 
 
 def admin_app(state: ServerState, *, token: str | None, loopback: bool) -> ASGIApp:

@@ -14,34 +14,31 @@ from fastapi.responses import JSONResponse, Response
 from headrace_engine.http.state import ServerState
 from headrace_engine.version import VERSION
 
-#: Load balancers ask by HEAD as often as by GET.
-READ = ["GET", "HEAD"]
-
 
 def health_router(state: ServerState) -> APIRouter:
     """The routes that probes and Prometheus ask."""
     router = APIRouter()
 
-    @router.api_route("/health/startup", methods=READ)
+    @router.get("/health/startup")
     async def startup() -> JSONResponse:
         return _answer(None if state.engine is not None else "the model is still loading")
 
-    @router.api_route("/health", methods=READ)
-    @router.api_route("/ping", methods=READ)
-    @router.api_route("/health/ready", methods=READ)
+    @router.get("/health")
+    @router.get("/ping")
+    @router.get("/health/ready")
     async def ready() -> JSONResponse:
         return _answer(state.not_ready())
 
-    @router.api_route("/health/live", methods=READ)
+    @router.get("/health/live")
     async def live() -> JSONResponse:
         return _answer(state.not_live())
 
-    @router.api_route("/metrics", methods=READ)
+    @router.get("/metrics")
     async def metrics() -> Response:
         body = b"" if state.engine is None else state.engine.metrics.render()
         return Response(body, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
-    @router.api_route("/version", methods=READ)
+    @router.get("/version")
     async def version() -> dict[str, Any]:
         return {
             "version": VERSION, "torch": torch.__version__, "transformers": transformers.__version__,

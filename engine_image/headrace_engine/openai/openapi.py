@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic.json_schema import models_json_schema
 
-from headrace_engine.http.health import READ
 from headrace_engine.openai.routes import ROUTES, Route
 from headrace_engine.version import VERSION
 
@@ -22,7 +21,7 @@ OWN = (
     ("/health/live", "application/json", "Health", True, "Whether the process is alive; 503: restart it."),
     ("/health/ready", "application/json", "Health", True, "Whether calls should come here."),
     ("/health/startup", "application/json", "Health", True, "Whether the model is loaded."),
-    ("/ping", "application/json", "Health", True, "The same, where a platform asks for this name."),
+    ("/ping", "application/json", "Health", True, "The same as /health, for platforms that ask for this name."),
     ("/metrics", "text/plain", None, False, "Metrics in Prometheus' text form."),
     ("/version", "application/json", "Version", False, "Versions of the server and its libraries."),
     ("/openapi.json", "application/json", None, False, "This document."),
@@ -44,7 +43,7 @@ def openapi_router(*, guarded: bool) -> APIRouter:
     """The route that publishes the document. `guarded`: calls need an API key."""
     router = APIRouter()
 
-    @router.api_route("/openapi.json", methods=READ)
+    @router.get("/openapi.json")
     async def openapi() -> Json:
         return document(guarded=guarded)
 

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from headrace_engine.engine import Engine
 from headrace_engine.http.errors import ApiError
-from headrace_engine.http.health import READ
 from headrace_engine.http.state import ServerState
 from headrace_engine.loop.calls import CLIENT_CLOSED
 from headrace_engine.openai import streaming
@@ -29,7 +28,6 @@ from headrace_engine.openai.submissions import Ask, shape_of, submissions_of
 from headrace_engine.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-METHODS = {"GET": READ, "POST": ["POST"]}
 T = TypeVar("T", bound=Strict)
 
 
@@ -70,7 +68,7 @@ class OpenAiApi:
         self.router = APIRouter()
         for route in ROUTES:
             path = route.path.replace("{name}", "{name:path}")  # names of models have slashes
-            self.router.add_api_route(path, handlers[route.path], methods=METHODS[route.method], response_model=None)
+            self.router.add_api_route(path, handlers[route.path], methods=[route.method], response_model=None)
 
     async def completions(self, request: Request) -> Response:
         """Complete one prompt or several."""
