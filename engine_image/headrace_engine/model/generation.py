@@ -6,6 +6,7 @@ instruction models ask for a temperature below 1.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -37,13 +38,13 @@ class SuggestedSampling:
 
 
 OPENAIS = SuggestedSampling()
-# What the API takes for each: least, whether that is included, and most.
-BOUNDS: Mapping[str, tuple[float, bool, float]] = {
-    "temperature": (0, True, 2),
-    "top_p": (0, False, 1),
-    "top_k": (-1, True, 2**31 - 1),
-    "min_p": (0, True, 1),
-    "repetition_penalty": (0.01, True, 100),
+#: What a call may ask for, and so a file: limits in pydantic's words.
+LIMITS: Mapping[str, Mapping[str, Any]] = {
+    "temperature": {"ge": 0, "le": 2},
+    "top_p": {"gt": 0, "le": 1},
+    "top_k": {"ge": -1, "lt": 2**31},
+    "min_p": {"ge": 0, "le": 1},
+    "repetition_penalty": {"ge": 0.01, "le": 100},
 }
 
 
@@ -64,14 +65,17 @@ class Generation:
         return SuggestedSampling(**checked)
 
     def _checked(self, name: str, value: Any) -> Any:
-        least, included, most = BOUNDS[name]
-        kinds = (int,) if name == "top_k" else (int, float)
-        is_number = isinstance(value, kinds) and not isinstance(value, bool)
-        if not is_number or not (least <= value <= most) or (value == least and not included):
-            kind = "a whole number" if name == "top_k" else "a number"
-            span = f"from {least} to {most}" if included else f"above {least}, to {most}"
-            raise ModelError(f"{self.where}: {name} is {value!r}, which must be {kind} {span}. {ADVICE}")
+        is_number = isinstance(value, int if name == "top_k" else int | float) and not isinstance(value, bool)
+        if not is_number or not all(getattr(operator, how)(value, limit) for how, limit in LIMITS[name].items()):
+            raise ModelError(f"{self.where}: {name} is {value!r}, which must be {_allowed(name)}. {ADVICE}")
         return value
+
+
+def _allowed(name: str) -> str:
+    limits = LIMITS[name]
+    kind = "a whole number" if name == "top_k" else "a number"
+    low = f"from {limits['ge']}" if "ge" in limits else f"above {limits['gt']},"
+    return f"{kind} {low} to {limits['le'] if 'le' in limits else limits['lt'] - 1}"
 
 
 NOTHING_SAID = Generation()
@@ -90,7 +94,7 @@ def read_generation(source: Source) -> Generation:
     except OSError as error:
         if source.has_file(FILE):
             raise _damaged(where, error) from error
-        return Generation(where=where)
+        return NOTHING_SAID
     except Exception as error:  # what its values make transformers raise
         raise _damaged(where, error) from error
     return Generation(where=where, eos_token_ids=ends, values=given)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from headrace_engine.http.errors import invalid
+from headrace_engine.model.generation import LIMITS
 from headrace_engine.openai import fields
 from headrace_engine.openai.fields import (
     Count,
@@ -105,17 +106,17 @@ class GenerationBody(Accepted):
 
     model: str | None = Field(default=None, description="The served name; absent: the one model.")
     temperature: float | None = Field(
-        default=None, ge=0, le=2, description=f"0 takes the likeliest. Default {MODELS_OWN}, else 1."
+        default=None, **LIMITS["temperature"], description=f"0 takes the likeliest. Default {MODELS_OWN}, else 1."
     )
-    top_p: float | None = Field(default=None, gt=0, le=1, description=f"Default {MODELS_OWN}, else 1: off.")
+    top_p: float | None = Field(default=None, **LIMITS["top_p"], description=f"Default {MODELS_OWN}, else 1: off.")
     top_k: int | None = Field(
-        default=None, ge=-1, lt=2**31, description=f"0 and -1: off. Default {MODELS_OWN}, else off."
+        default=None, **LIMITS["top_k"], description=f"0 and -1: off. Default {MODELS_OWN}, else off."
     )
-    min_p: float | None = Field(default=None, ge=0, le=1, description=f"Default {MODELS_OWN}, else 0: off.")
+    min_p: float | None = Field(default=None, **LIMITS["min_p"], description=f"Default {MODELS_OWN}, else 0: off.")
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(
-        default=None, ge=0.01, le=100, description=f"Default {MODELS_OWN}, else 1: off."
+        default=None, **LIMITS["repetition_penalty"], description=f"Default {MODELS_OWN}, else 1: off."
     )
     logit_bias: fields.Biases | None = Field(default=None, description="Token id to what is added to its logit.")
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
