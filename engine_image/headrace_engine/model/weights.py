@@ -70,15 +70,17 @@ def find_source(model: str, *, revision: str | None = None, chat_template: Path 
     path = _as_path(model)
     if path is None:
         hub_id = model.removeprefix("hf://")
-        return Source(where=hub_id, name=hub_id, is_hub=True, revision=revision, chat_template=chat_template)
-    return replace(_local_source(path, revision=revision), chat_template=chat_template)
-
-
-def _local_source(path: Path, *, revision: str | None) -> Source:
-    if revision is not None:
+        source = Source(where=hub_id, name=hub_id, is_hub=True, revision=revision)
+    elif revision is None:
+        source = _local_source(path)
+    else:
         raise ModelError(
             f"--revision {revision}: {path} is a file or folder, which has no revisions: leave it out, or give a hub id"
         )
+    return replace(source, chat_template=chat_template)
+
+
+def _local_source(path: Path) -> Source:
     if not path.exists():
         raise ModelError(
             f"model {path} does not exist: give a folder with config.json and *.safetensors, a .gguf file, or a hub id "
