@@ -11,7 +11,9 @@ PYTEST_ARGS ?=
 # Processes that share the unit, property and contract tests, each with one thread for torch.
 WORKERS ?= 2
 
-.PHONY: help demo test nightly lint types format unit apiserver e2e binaries model generate constraints bench bench-modes clean
+DTYPE_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/contract -m auto_dtype -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+.PHONY: help demo test nightly lint types format unit dtypes apiserver e2e binaries model generate constraints bench bench-modes clean
 
 help: ## Show this help
 	@echo "Headrace: LLM serving on Kubernetes that tunes itself."
@@ -21,10 +23,12 @@ help: ## Show this help
 demo: $(INSTALLED) ## The whole loop on the embedded cluster (KEEP=1 leaves it up)
 	@$(BIN)/headrace local demo $(if $(KEEP),--keep)
 
-test: lint types unit apiserver e2e ## Everything: lint, types, unit, property, contract, API server, end to end
+test: lint types unit dtypes apiserver e2e ## Everything: lint, types, unit, property, contract, API server, end to end
 
 nightly: $(INSTALLED) model ## Property, contract and fuzz tests at depth (hours)
 	HYPOTHESIS_PROFILE=nightly HEADRACE_FUZZ=10000 $(BIN)/python -m pytest tests/property tests/contract --timeout 7200 $(PYTEST_ARGS)
+	HEADRACE_AUTO_DTYPE=float32 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) unit
+	HEADRACE_AUTO_DTYPE=bfloat16 $(MAKE) unit
 
 lint: $(INSTALLED) ## Style, import contracts, generated files up to date
 	$(BIN)/ruff check .
@@ -41,6 +45,10 @@ format: $(INSTALLED) ## Rewrite sources in the project's style
 
 unit: $(INSTALLED) model ## Unit, property and contract tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/property tests/contract -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+dtypes: $(INSTALLED) model ## What depends on the machine's dtype, under each that a machine may have
+	HEADRACE_AUTO_DTYPE=float32 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(DTYPE_TESTS)
+	HEADRACE_AUTO_DTYPE=bfloat16 $(DTYPE_TESTS)
 
 apiserver: $(INSTALLED) binaries ## Tests against the real API server, and of the chart
 	$(BIN)/python -m pytest tests/apiserver tests/chart $(PYTEST_ARGS)

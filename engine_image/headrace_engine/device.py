@@ -17,6 +17,7 @@ FEATURES = (
 )  # fmt: skip
 FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AUTO_DTYPE_VARIABLE = "HEADRACE_AUTO_DTYPE"
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -68,9 +69,16 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def pick_dtype(knob: str, device: torch.device, features: tuple[str, ...]) -> torch.dtype:
-    """The knob `dtype` as a torch dtype; `auto` is what the device does fast."""
+    """The knob `dtype` as a torch dtype; `auto` is what the device does fast, or what $HEADRACE_AUTO_DTYPE says.
+
+    Raises `SettingsError` if that variable names no dtype.
+    """
     if knob != "auto":
         return DTYPES[knob]
+    if stated := os.environ.get(AUTO_DTYPE_VARIABLE):
+        if stated not in DTYPES:
+            raise SettingsError(f"${AUTO_DTYPE_VARIABLE} {stated}: must be one of {', '.join(DTYPES)}, or unset")
+        return DTYPES[stated]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if FAST_BF16.intersection(features) else torch.float32

@@ -23,7 +23,7 @@ REFERENCE = (
 )  # fmt: skip
 
 
-pytestmark = pytest.mark.timeout(600)  # each test imports torch in processes of its own
+pytestmark = [pytest.mark.auto_dtype, pytest.mark.timeout(600)]  # each test imports torch in processes of its own
 
 # Faults that a server cannot be talked into.
 LOAD_HANGS = """
@@ -35,7 +35,11 @@ STEP_HANGS = """
 import threading
 from headrace_engine.loop.runner import Runner
 real = Runner.run
-Runner.run = lambda self, plan, *rest: threading.Event().wait() if plan.step > 6 else real(self, plan, *rest)
+def run(self, plan, *rest):
+    if sum(not seq.is_prefill for seq in plan.seqs) == 5:  # each of the five streams has begun
+        threading.Event().wait()
+    return real(self, plan, *rest)
+Runner.run = run
 """
 MAIN = "from headrace_engine.__main__ import app\napp()\n"
 

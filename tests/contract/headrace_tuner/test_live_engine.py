@@ -24,6 +24,7 @@ from headrace_tuner.modes.server import running_engine
 from headrace_tuner.store import decode
 from headrace_tuner.workload import Workload, plan_load
 
+pytestmark = pytest.mark.auto_dtype
 LOAD = Workload(
     rate=8, duration=3, short_prompt_tokens=12, long_prompt_tokens=120, long_share=0.25, output_tokens=8
 )  # fmt: skip

@@ -26,7 +26,7 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         "--calibration", str(out / "steps.json"), "--max-num-seqs", "4", "--chunk", "16", "--prompt-tokens", "8",
         "--output-tokens", "lognormal:6:0.8:16", "--threads", "1", "--low-rate", "4", "--high-rate", "8",
     ]  # fmt: skip
-    environment = os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1", "HEADRACE_AUTO_DTYPE": "float32"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=400)
     assert done.returncode == 0, done.stderr[-4000:]
     (out / "screen").write_text(done.stderr)

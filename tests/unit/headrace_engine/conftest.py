@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 from headrace_core.config import resolve
 from headrace_core.events import Finished, Request, Token
 from headrace_core.scheduler import Scheduler
+from headrace_engine import device as devices
 from headrace_engine.loop.engine_loop import EngineLoop, Submission
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import Runner
@@ -29,6 +30,23 @@ from headrace_engine.sampling.token_state import TokenState
 from headrace_engine.text.detokenize import TextStream
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the doubles of this folder: test folders are not packages
+
+
+@pytest.fixture(autouse=True)
+def _auto_dtype_is_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What takes the machine's own dtype runs under each that a machine may have: `make dtypes` goes by the mark."""
+    asked: list[str] = []
+    real = devices.pick_dtype
+
+    def pick(knob: str, *rest: Any) -> torch.dtype:
+        asked.append(knob)
+        return real(knob, *rest)
+
+    monkeypatch.setattr(devices, "pick_dtype", pick)
+    yield
+    if "auto" in asked and request.node.get_closest_marker("auto_dtype") is None:
+        pytest.fail("dtype auto differs by machine: state the dtype that the test means, or mark it auto_dtype")
+
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 257}
 GQA = SMALL | {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8, "max_position_embeddings": 512}

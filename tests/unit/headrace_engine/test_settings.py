@@ -73,7 +73,20 @@ def test_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
-def test_dtype_auto_is_what_the_cpu_does_fast() -> None:
+@pytest.mark.auto_dtype
+def test_the_environment_says_what_dtype_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setenv("HEADRACE_AUTO_DTYPE", "bfloat16")
+    assert devices.pick_dtype("auto", cpu, ("avx2",)) is torch.bfloat16
+    assert devices.pick_dtype("float32", cpu, ("avx512_bf16",)) is torch.float32
+    monkeypatch.setenv("HEADRACE_AUTO_DTYPE", "int8")
+    with pytest.raises(SettingsError, match="HEADRACE_AUTO_DTYPE int8: must be one of float32, bfloat16, float16"):
+        devices.pick_dtype("auto", cpu, ())
+
+
+@pytest.mark.auto_dtype
+def test_dtype_auto_is_what_the_cpu_does_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_AUTO_DTYPE", raising=False)
     cpu = torch.device("cpu")
     assert devices.cpu_features("flags\t: fpu avx2 avx512_bf16 fma\n") == ("avx2", "fma", "avx512_bf16")
     assert devices.pick_dtype("auto", cpu, ("avx2", "fma")) is torch.float32

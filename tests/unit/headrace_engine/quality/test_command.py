@@ -16,8 +16,10 @@ from headrace_engine.quality import sides
 from headrace_engine.quality.offline import Offline
 from headrace_engine.quality.texts import BUILT_IN, read_texts
 
+pytestmark = pytest.mark.auto_dtype
 app = typer.Typer()
 SMALL = ("--text-tokens", "24", "--output-tokens", "4", "--concurrency", "6", "--threads", "1")
+FP32 = "dtype=float32"  # where the test's numbers are those of fp32; the others hold in each dtype
 CROWDED = "prefill_chunk_size=5,num_blocks=24,block_size=4"
 
 
@@ -58,7 +60,7 @@ def call(folder: str, *flags: str) -> Result:
 
 
 def test_two_configs_and_transformers_agree(folder: str) -> None:
-    result = call(folder, "--b", CROWDED, "--reference", "transformers")
+    result = call(folder, "--a", FP32, "--b", f"{FP32},{CROWDED}", "--reference", "transformers")
     assert result.exit_code == 0, result.output
     text = result.stdout
     assert max(map(len, text.splitlines())) <= 80
@@ -69,8 +71,15 @@ def test_two_configs_and_transformers_agree(folder: str) -> None:
     assert "A" in result.stderr  # the bars
 
 
+def test_in_whatever_dtype_this_machine_takes_nothing_is_worse(folder: str, few: str) -> None:
+    """16 bit may leave too little to judge by (4), but chunks and preemptions never make a text worse (3)."""
+    result = call(folder, "--b", CROWDED, "--reference", "transformers", "--prompts", few)
+    assert result.exit_code in (0, 4), result.output
+
+
 def test_the_json_has_all_of_it(folder: str, few: str) -> None:
-    result = call(folder, "--b", CROWDED, "--reference", "transformers", "--json", "--margin", "0.02", "--prompts", few)
+    sides_of = ("--a", FP32, "--b", f"{FP32},{CROWDED}", "--reference", "transformers")
+    result = call(folder, *sides_of, "--json", "--margin", "0.02", "--prompts", few)
     assert result.exit_code == 0, result.output
     value = json.loads(result.stdout)
     assert [side["label"] for side in value["sides"]] == ["A", "B", "transformers"]
@@ -105,7 +114,7 @@ def test_a_fault_is_inferior_with_its_first_differences(
         return made if spec.label == "A" else quality.broken(made, model)
 
     monkeypatch.setattr(sides, "build", broken)
-    result = call(folder, "--b", "prefill_chunk_size=5", "--prompts", few)
+    result = call(folder, "--a", FP32, "--b", f"{FP32},prefill_chunk_size=5", "--prompts", few)
     assert result.exit_code == 3, result.output
     text = result.stdout
     assert max(map(len, text.splitlines())) <= 80
@@ -142,7 +151,9 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(flags: tuple[str, ...], compl
 
 
 def test_another_number_format_loads_another_model_and_is_judged(folder: str, few: str) -> None:
-    result = call(folder, "--b", "dtype=bfloat16", "--reference", "transformers", "--json", "--prompts", few)
+    result = call(
+        folder, "--a", FP32, "--b", "dtype=bfloat16", "--reference", "transformers", "--json", "--prompts", few
+    )
     assert result.exit_code in (0, 4), result.output
     value = json.loads(result.stdout)
     assert [side["dtype"] for side in value["sides"]] == ["float32", "bfloat16", "float32"]
