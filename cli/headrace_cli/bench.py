@@ -9,9 +9,9 @@ from headrace_cli.lazy import Entry, lazy_group
 BENCHES = {
     "engine": Entry("headrace_engine.cli:bench_engine", "engine", "Step times of a model on this machine."),
     "quality": Entry("headrace_engine.quality.command:bench_quality", "engine", "Whether two configs say the same."),
-    "serve": Entry("headrace_tuner.bench_serve.command:bench_serve", "tuner", "Load on any OpenAI server."),
-    "compare": Entry("headrace_tuner.bench_serve.command:bench_compare", "tuner", "Two results of serve side by side."),
-    "modes": Entry("headrace_tuner.modes.command:bench_modes", "tuner", "Static, continuous, chunked, side by side."),
+    "serve": Entry("headrace_bench.serve.command:bench_serve", "tuner", "Load on any OpenAI server."),
+    "compare": Entry("headrace_bench.serve.command:bench_compare", "tuner", "Two results of serve side by side."),
+    "modes": Entry("headrace_bench.modes.command:bench_modes", "tuner", "Static, continuous, chunked, side by side."),
 }
 
 app = typer.Typer(cls=lazy_group(BENCHES), no_args_is_help=True, add_completion=False)

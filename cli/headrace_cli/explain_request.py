@@ -19,7 +19,7 @@ from headrace_api.names import ADMIN_TOKEN_ENV
 from headrace_cli.service_engines import Told, Where, ask_service
 from headrace_client.engine import EngineAdmin
 from headrace_client.errors import EngineError, KubeError
-from headrace_core.explain import PHRASES, WaitCause
+from headrace_core.trace.explain import PHRASES, WaitCause
 
 LOCAL = "http://127.0.0.1:8001"
 

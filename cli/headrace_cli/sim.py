@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headrace_core.replay import Problem, ProblemKind, ReplayReport
-from headrace_core.replay import replay as replay_lines
+from headrace_core.trace.replay import Problem, ProblemKind, ReplayReport
+from headrace_core.trace.replay import replay as replay_lines
 
 CONTEXT = 60  # characters shown on each side of a difference
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace_core.errors import HeadraceError
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -17,7 +19,7 @@ class Cause:
         return f"{self.field}: {self.message}" if self.field else self.message
 
 
-class KubeError(Exception):
+class KubeError(HeadraceError):
     """A call to the API server failed. `status` is the HTTP code, 0 where there was no answer."""
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "", causes: Sequence[Cause] = ()) -> None:
@@ -56,11 +58,11 @@ class KubeconfigError(KubeError):
     """No usable credentials; the message says where they were looked for."""
 
 
-class PrometheusError(Exception):
+class PrometheusError(HeadraceError):
     """A query failed; the message carries the address and the query."""
 
 
-class EngineError(Exception):
+class EngineError(HeadraceError):
     """A call to an engine's admin port failed."""
 
 
@@ -93,3 +95,7 @@ class EngineRefused(EngineError):  # noqa: N818
     def __init__(self, message: str, problems: Sequence[KnobProblem]) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+class EndpointError(HeadraceError):
+    """The address of an OpenAI server is wrong, or the server does not have the model; the message says which."""

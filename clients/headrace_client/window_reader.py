@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headrace_client.prom import Prometheus, Sample
 from headrace_core import metric_names as metrics
-from headrace_core.windows import (
+from headrace_core.evidence.windows import (
     Buckets,
     WindowStats,
     WindowVoidError,

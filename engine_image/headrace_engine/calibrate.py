@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from headrace_core.config import EngineConfig
-from headrace_core.events import ScheduledSeq
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.scheduler.events import ScheduledSeq
 from headrace_engine import device as devices
 from headrace_engine.engine import load
 from headrace_engine.loop.runner import Runner

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from headrace_core.config import KNOBS, Kind, Knob, KnobValue
+from headrace_core.knobs.table import KNOBS, Knob, KnobKind, KnobValue
 from headrace_engine.errors import EngineError, SettingsError
 from headrace_engine.model import demo as demo_model
 from headrace_engine.model.demo import ensure_demo_model
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace_engine.settings import Settings
 
 ALIASES = {"prefill_chunk_size": ("--max-chunk-size",)}
-TYPES: Mapping[Kind, type] = {Kind.INT: int, Kind.FLOAT: float, Kind.BOOL: bool, Kind.CHOICE: str}
+TYPES: Mapping[KnobKind, type] = {KnobKind.INT: int, KnobKind.FLOAT: float, KnobKind.BOOL: bool, KnobKind.CHOICE: str}
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -41,7 +41,7 @@ def plain_errors() -> Iterator[None]:
 
 def _knob_parameter(knob: Knob) -> inspect.Parameter:
     flags = (knob.flag, *ALIASES.get(knob.name, ()))
-    if knob.kind is Kind.BOOL:
+    if knob.kind is KnobKind.BOOL:
         flags = (f"{knob.flag}/--no-{knob.flag[2:]}",)
     text = knob.doc if knob.default is None else f"{knob.doc} Default: {knob.default}."
     if knob.choices:

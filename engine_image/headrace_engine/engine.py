@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from headrace_core.config import EngineConfig
-from headrace_core.record import RecordingScheduler
-from headrace_core.scheduler import Scheduler
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.trace.record import RecordingScheduler
 from headrace_engine import device as devices
 from headrace_engine.errors import SettingsError
 from headrace_engine.loop.calls import ObservedLoop

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headrace_core.events import FinishReason
+from headrace_core.scheduler.events import FinishReason
 
 
 class ProblemKind(StrEnum):

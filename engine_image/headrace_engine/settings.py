@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace_core.config import ConfigError, EngineConfig, KnobValue, resolve
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import ConfigError, EngineConfig, resolve
+from headrace_core.knobs.table import KnobValue
 from headrace_engine.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS, INFERENCE_SERVICES, TUNING_RUNS
-from headrace_core.config import ConfigError
+from headrace_core.knobs.resolve import ConfigError
 from headrace_operator.effective import Source, effective
 from headrace_operator.explain import Explanation, explain_config
 from headrace_operator.tuned import read_tuned

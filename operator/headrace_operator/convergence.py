@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from headrace_client.engine import KEEP, EngineState, Keep, SloValues
 from headrace_client.errors import EngineError, EngineRefused
-from headrace_core.config import ConfigError, KnobValue
+from headrace_core.knobs.resolve import ConfigError
+from headrace_core.knobs.table import KnobValue
 from headrace_operator.effective import Effective
 from headrace_operator.observe import PodView
 from headrace_operator.ports import EnginesPort

@@ -11,16 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_core.config import (
-    CAPPED_KNOBS,
-    HOT,
-    KNOB_BY_NAME,
-    KNOBS,
-    ConfigError,
-    EngineConfig,
-    KnobValue,
-    resolve,
-)
+from headrace_core.knobs.resolve import ConfigError, EngineConfig, resolve
+from headrace_core.knobs.table import CAPPED_KNOBS, HOT, KNOB_BY_NAME, KNOBS, KnobValue
 from headrace_operator.hashing import digest
 from headrace_operator.tuned import TunedRecord
 

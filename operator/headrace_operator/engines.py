@@ -8,7 +8,7 @@ import aiohttp
 
 from headrace_client.engine import EngineAdmin, EngineState, Keep, SloValues, admin_url
 from headrace_client.errors import EngineError, EngineUnavailable
-from headrace_core.config import KnobValue
+from headrace_core.knobs.table import KnobValue
 
 ADMIN_SECONDS = 5.0
 TOKEN_SECONDS = 15.0  # behind a queue one token takes a while

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_core.config import KNOBS, Knob, KnobValue
+from headrace_core.knobs.table import KNOBS, Knob, KnobValue
 from headrace_operator.effective import Effective, Source
 from headrace_operator.tuned import TunedRecord
 

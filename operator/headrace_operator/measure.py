@@ -10,8 +10,8 @@ from datetime import datetime
 from headrace_client.errors import PrometheusError
 from headrace_client.prom import Prometheus
 from headrace_client.window_reader import read_window, selector
+from headrace_core.evidence.windows import WindowStats, WindowVoidError
 from headrace_core.metric_names import WAITING
-from headrace_core.windows import WindowStats, WindowVoidError
 from headrace_operator.ports import WindowQuery
 from headrace_operator.verdict import Measured, NotYet, Reading, Void
 

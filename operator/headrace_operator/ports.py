@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace_client.engine import EngineState, Keep, SloValues
 from headrace_client.resources import Resource
-from headrace_core.config import KnobValue
+from headrace_core.knobs.table import KnobValue
 from headrace_operator.verdict import Reading
 
 

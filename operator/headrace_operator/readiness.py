@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace_api.v1alpha1.conditions import Reason
-from headrace_core.config import KnobValue
+from headrace_core.knobs.table import KnobValue
 from headrace_operator.observe import DeploymentView, PodView
 from headrace_operator.reasons import Finding, no, yes
 

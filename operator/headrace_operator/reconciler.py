@@ -18,7 +18,7 @@ from headrace_api.v1alpha1.conditions import Reason
 from headrace_api.v1alpha1.inferenceservice import InferenceService, InferenceServiceStatus
 from headrace_client.errors import EngineError
 from headrace_client.resources import INFERENCE_SERVICES
-from headrace_core.config import ConfigError
+from headrace_core.knobs.resolve import ConfigError
 from headrace_operator.convergence import DRIFT_SECONDS, Convergence
 from headrace_operator.desired import Desired, desired, tuned_config_map
 from headrace_operator.effective import Effective, effective

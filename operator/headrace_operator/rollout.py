@@ -16,8 +16,8 @@ from datetime import datetime, timedelta
 
 from headrace_api.v1alpha1.records import Measures
 from headrace_api.v1alpha1.tuningrun import RolloutPhase, RolloutPod, RolloutStatus, TuningRunSpec
-from headrace_core.config import KnobValue
-from headrace_core.windows import WindowStats
+from headrace_core.evidence.windows import WindowStats
+from headrace_core.knobs.table import KnobValue
 from headrace_operator.ports import WindowQuery
 from headrace_operator.tuned import TunedRecord, TunedState
 from headrace_operator.verdict import Judgement, Measured, Outcome, Reading, Void, judge, measures

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from headrace_api.names import TUNED_KEY
 from headrace_api.v1alpha1.inferenceservice import TunedStatus
 from headrace_api.v1alpha1.knobs import EngineKnobs
-from headrace_core.config import KnobValue
+from headrace_core.knobs.table import KnobValue
 
 
 class TunedState(StrEnum):

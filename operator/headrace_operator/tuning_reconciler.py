@@ -24,7 +24,7 @@ from headrace_api.v1alpha1.tuningrun import ApplyPolicy, RolloutPhase, RolloutSt
 from headrace_client.engine import admin_url
 from headrace_client.errors import EngineError
 from headrace_client.resources import DEPLOYMENTS, JOBS, TUNING_RUNS
-from headrace_core.config import ConfigError
+from headrace_core.knobs.resolve import ConfigError
 from headrace_operator import rollout as machine
 from headrace_operator.desired import desired, tuned_config_map
 from headrace_operator.effective import Effective, effective

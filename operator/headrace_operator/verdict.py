@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace_api.v1alpha1.records import Measures
-from headrace_core.proportions import Interval, difference, wilson
-from headrace_core.windows import WindowStats
+from headrace_core.evidence.intervals import Interval, difference, wilson
+from headrace_core.evidence.windows import WindowStats
 
 
 @dataclass(frozen=True, slots=True)

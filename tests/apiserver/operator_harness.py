@@ -20,7 +20,8 @@ from ports import free_port
 import headrace_operator
 from headrace_client import resources as res
 from headrace_client.kube import Kube
-from headrace_core.config import KNOBS, ConfigError, reconfigure, resolve
+from headrace_core.knobs.resolve import ConfigError, reconfigure, resolve
+from headrace_core.knobs.table import KNOBS
 
 RULES = yaml.safe_load((Path(headrace_operator.__file__).parent / "rbac.yaml").read_text())["rules"]
 ACCOUNT = "operator"

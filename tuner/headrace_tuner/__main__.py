@@ -16,10 +16,10 @@ from typing import Annotated
 import typer
 
 from headrace_api.names import ADMIN_TOKEN_ENV
-from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
+from headrace_core.errors import HeadraceError
 from headrace_tuner import logs
-from headrace_tuner.errors import LeaseLost, StoreUnavailable, TunerError
+from headrace_tuner.errors import LeaseLost, StoreUnavailable
 from headrace_tuner.job import Job
 from headrace_tuner.live import Addresses
 
@@ -67,7 +67,7 @@ async def _execute(job: Job) -> int:
     except asyncio.CancelledError:
         log.info("ended by SIGTERM; the records stand")
         return EXIT_TERMINATED
-    except (TunerError, KubeError) as error:
+    except HeadraceError as error:
         log.error(str(error))
         return _code(error)
     log.info("done", extra={"verdict": study.verdict.value if study.verdict else None})

@@ -15,7 +15,7 @@ from headrace_api.base import InvalidResource
 from headrace_api.v1alpha1.records import StudyRecord
 from headrace_api.v1alpha1.slo import LatencyTarget, SloSpec
 from headrace_api.v1alpha1.tuningrun import TuningRun
-from headrace_core.config import KnobValue
+from headrace_core.knobs.table import KnobValue
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.live import Addresses, Live, connect
 from headrace_tuner.report import trial_line, verdict_panel

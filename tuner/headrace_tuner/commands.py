@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace_api.names import ADMIN_TOKEN_ENV
-from headrace_tuner.running import console, run_async
+from headrace_client.terminal import console, run_async
 
 
 def tune(

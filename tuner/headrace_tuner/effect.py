@@ -22,7 +22,7 @@ from scipy import stats
 
 from headrace_api.v1alpha1.records import Effect, Half, Verdict
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_core.proportions import wilson
+from headrace_core.evidence.intervals import wilson
 
 LARGEST = math.log(1000.0)  # a ratio beyond says the same, and JSON has no infinity
 SMALLEST = 0.5  # stands for a count of 0 in a ratio

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from headrace_core.errors import HeadraceError
 
-class TunerError(Exception):
+
+class TunerError(HeadraceError):
     """The study cannot go on; the message says what, where, why and what to do."""
 
 

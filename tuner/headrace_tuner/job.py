@@ -16,17 +16,18 @@ from headrace_api.v1alpha1.slo import SloSpec
 from headrace_api.v1alpha1.tuningrun import TuningRun
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
+from headrace_client.load.client import LoadClient, find_endpoint, load_session
 from headrace_client.resources import INFERENCE_SERVICES, TUNING_RUNS, Resource
+from headrace_core.errors import HeadraceError
+from headrace_core.workload.plans import derive_seed
 from headrace_tuner.errors import TunerError
 from headrace_tuner.keep_load import keep_load
 from headrace_tuner.live import Addresses, connect
-from headrace_tuner.load import LoadClient, find_endpoint, load_session
 from headrace_tuner.phases import KeepLoad, next_action
 from headrace_tuner.runner import Runner, Setup, write_failure
 from headrace_tuner.settings import study_plan, workload_of
 from headrace_tuner.space import Space
 from headrace_tuner.store_configmap import ConfigMapStore
-from headrace_tuner.workload import derive_seed
 
 log = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=Custom)
@@ -42,13 +43,13 @@ class Job:
     addresses: Addresses
 
     async def execute(self, kube: Kube) -> StudyRecord:
-        """Do the study from wherever its records end. Raises `TunerError`."""
+        """Do the study from wherever its records end. Raises `HeadraceError`."""
         run: TuningRun = _read(TuningRun, await self._get(kube, TUNING_RUNS, self.run))
         store = ConfigMapStore(kube, namespace=self.namespace, run=self.run, owner=run.owner_reference())
         await store.acquire()
         try:
             return await self._study(kube, run, store)
-        except TunerError as error:
+        except HeadraceError as error:
             await write_failure(store, error)
             raise
         finally:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from headrace_tuner.load import LoadClient
-from headrace_tuner.workload import Workload, endless_load
+from headrace_client.load.client import LoadClient
+from headrace_core.workload.plans import Workload, endless_load
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0

@@ -12,10 +12,10 @@ from headrace_api.v1alpha1.slo import SloSpec
 from headrace_api.v1alpha1.tuningrun import TuningRunSpec
 from headrace_client.engine import EngineAdmin, EngineState
 from headrace_client.errors import PrometheusError
+from headrace_client.load.client import Endpoint, find_endpoint, load_session
 from headrace_client.prom import Prometheus
-from headrace_core.config import EngineConfig
+from headrace_core.knobs.resolve import EngineConfig
 from headrace_tuner.errors import TunerError
-from headrace_tuner.load import Endpoint, find_endpoint, load_session
 from headrace_tuner.meter import LiveMeter
 from headrace_tuner.settings import check_fits, check_slo, slo_set, workload_of
 from headrace_tuner.space import engine_config

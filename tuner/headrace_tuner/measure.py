@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from headrace_api.v1alpha1.records import Half
 from headrace_client.errors import PrometheusError
+from headrace_client.load.client import ErrorKind, RequestRecord
 from headrace_client.prom import Prometheus, Sample
 from headrace_client.window_reader import read_window, selector
 from headrace_core import metric_names as metrics
-from headrace_core.windows import WindowStats, WindowVoidError, histogram_quantile
+from headrace_core.evidence.percentiles import distribution
+from headrace_core.evidence.windows import WindowStats, WindowVoidError, histogram_quantile
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.load import ErrorKind, RequestRecord
 from headrace_tuner.objective import Reading
-from headrace_tuner.summary import distribution
 
 IDENTITY = ("namespace", "pod", "instance", "job")
 SCRAPE_TIMEOUT = 20.0  # seconds; intervals up to 15 s are common

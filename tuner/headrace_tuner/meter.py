@@ -14,14 +14,14 @@ import aiohttp
 
 from headrace_api.v1alpha1.records import Window
 from headrace_client.engine import EngineState
+from headrace_client.load.client import Endpoint, LoadClient, RequestRecord
 from headrace_client.prom import Prometheus
-from headrace_core.config import KnobValue
+from headrace_core.knobs.table import KnobValue
+from headrace_core.workload.plans import PlannedRequest, Workload, derive_seed, plan_load
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.load import Endpoint, LoadClient, RequestRecord
 from headrace_tuner.measure import Client, Span, read_trial, wait_until_scraped
 from headrace_tuner.objective import Reading
 from headrace_tuner.target import Target
-from headrace_tuner.workload import PlannedRequest, Workload, derive_seed, plan_load
 
 SETTLE_SECONDS = 60.0
 SHORTEST_DRAIN = 10.0  # seconds; a window's own length where that is more

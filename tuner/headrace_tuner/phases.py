@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from headrace_api.v1alpha1.records import Candidate, Phase, TrialRecord, TrialState, Verdict, VerificationRecord
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_core.config import KnobValue
+from headrace_core.knobs.table import KnobValue
 from headrace_tuner.candidates import MEASURED, Pooled, Records, baseline_of, best_of, better, of_config, pool
 from headrace_tuner.effect import most_possible
 from headrace_tuner.objective import Goal

@@ -7,8 +7,8 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, TrialState, Verdict, VerificationRecord
-from headrace_core.config import KNOB_BY_NAME
-from headrace_tuner.summary import duration
+from headrace_core.evidence.percentiles import duration
+from headrace_core.knobs.table import KNOB_BY_NAME
 
 COLOURS = {
     TrialState.COMPLETE: "green",

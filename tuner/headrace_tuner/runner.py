@@ -18,7 +18,10 @@ from headrace_api.v1alpha1.records import (
     VerificationRecord,
 )
 from headrace_api.v1alpha1.tuningrun import SamplerSpec
-from headrace_core.config import EngineConfig, KnobValue
+from headrace_core.errors import HeadraceError
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.knobs.table import KnobValue
+from headrace_core.workload.plans import derive_seed
 from headrace_tuner.candidates import Records
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.meter import Measured, Meter
@@ -37,7 +40,6 @@ from headrace_tuner.store import Store
 from headrace_tuner.study import propose
 from headrace_tuner.target import Refused
 from headrace_tuner.verdict import conclude, progress
-from headrace_tuner.workload import derive_seed
 
 log = logging.getLogger(__name__)
 Knobs = Mapping[str, KnobValue]
@@ -69,7 +71,7 @@ class Setup:
     clock: Callable[[], float] = time.time  # noqa: TID251  (the default; tests give their own)
 
 
-async def write_failure(store: Store, error: TunerError) -> None:
+async def write_failure(store: Store, error: HeadraceError) -> None:
     """Leave the reason in the records, if they can still be written. A verdict that was reached stands."""
     try:
         study = (await store.load()).study

@@ -6,12 +6,12 @@ from headrace_api.v1alpha1.slo import SloSpec
 from headrace_api.v1alpha1.tuningrun import ApplyPolicy, TuningRunSpec
 from headrace_api.v1alpha1.workload import WorkloadSpec
 from headrace_client.engine import EngineState
-from headrace_core.slo import SloSet
+from headrace_client.load.client import Endpoint
+from headrace_core.evidence.slo import SloSet
+from headrace_core.workload.plans import Workload
 from headrace_tuner.errors import TunerError
-from headrace_tuner.load import Endpoint
 from headrace_tuner.objective import Goal
 from headrace_tuner.phases import Plan
-from headrace_tuner.workload import Workload
 
 TARGETS = ("ttft", "itl", "e2e")  # those whose 95th percentile a reading has
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace_api.v1alpha1.search import KnobRange
-from headrace_core.config import ConfigError, EngineConfig, Kind, KnobValue, reconfigure
+from headrace_core.knobs.resolve import ConfigError, EngineConfig, reconfigure
+from headrace_core.knobs.table import KnobKind, KnobValue
 
 Knobs = Mapping[str, KnobValue]
 
@@ -18,7 +19,7 @@ class Dimension:
     """One searched knob, by snake_case name: either `low` to `high`, or `choices`."""
 
     name: str
-    kind: Kind
+    kind: KnobKind
     low: float = math.nan
     high: float = math.nan
     step: float | None = None
@@ -30,7 +31,7 @@ class Dimension:
         if self.choices:
             return next(choice for choice in self.choices if _same(choice, value))
         number = float(value)  # type: ignore[arg-type]
-        return round(number) if self.kind is Kind.INT else number
+        return round(number) if self.kind is KnobKind.INT else number
 
     def holds(self, value: KnobValue) -> bool:
         """Whether the sampler could propose `value`."""
@@ -108,7 +109,7 @@ def _dimension(item: KnobRange) -> Dimension:
     if item.choices is not None:
         return Dimension(name=knob.name, kind=knob.kind, choices=tuple(item.choices))
     low, high = float(item.min or 0.0), float(item.max or 0.0)
-    step = item.step or (1.0 if knob.kind is Kind.INT and not item.log else None)
+    step = item.step or (1.0 if knob.kind is KnobKind.INT and not item.log else None)
     if step is not None:  # the last value that steps reach
         high = low + math.floor((high - low) / step + 1e-9) * step
     return Dimension(name=knob.name, kind=knob.kind, low=low, high=high, step=step, log=item.log)

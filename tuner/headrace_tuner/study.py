@@ -20,10 +20,10 @@ from optuna.distributions import (
 
 from headrace_api.v1alpha1.records import TrialRecord, TrialState
 from headrace_api.v1alpha1.tuningrun import SamplerKind, SamplerSpec
-from headrace_core.config import Kind, KnobValue
+from headrace_core.knobs.table import KnobKind, KnobValue
+from headrace_core.workload.plans import derive_seed
 from headrace_tuner.errors import TunerError
 from headrace_tuner.space import Dimension, Space
-from headrace_tuner.workload import derive_seed
 
 POOR = 0.0  # of a config that could not be measured: finite, and worse than any that could
 TOLD = (TrialState.COMPLETE, TrialState.INFEASIBLE, TrialState.FAILED)
@@ -81,7 +81,7 @@ def _sampler(spec: SamplerSpec, *, number: int, total: int | None) -> optuna.sam
 def _distribution(item: Dimension) -> BaseDistribution:
     if item.choices:
         return CategoricalDistribution(item.choices)
-    if item.kind is Kind.INT:
+    if item.kind is KnobKind.INT:
         step = 1 if item.log else round(item.step or 1)
         return IntDistribution(round(item.low), round(item.high), log=item.log, step=step)
     return FloatDistribution(item.low, item.high, log=item.log, step=item.step)

@@ -12,7 +12,7 @@ import aiohttp
 from headrace_client.engine import EngineAdmin, EngineState
 from headrace_client.errors import EngineDenied, EngineError, EngineRefused, EngineUnavailable
 from headrace_core import metric_names as metrics
-from headrace_core.config import KnobValue
+from headrace_core.knobs.table import KnobValue
 from headrace_tuner.errors import TrialVoid, TunerError
 
 POLL_SECONDS = 0.2

@@ -81,7 +81,7 @@ class EnvVar(Model):
     """Source of the value, as in a pod."""
 
 
-# The same rules between knobs as in headrace_core.config; a contract test holds both to it.
+# The same rules between knobs as in headrace_core.knobs.table; a contract test holds both to it.
 _CONFIG_RULES = (
     cel(
         "!has(self.prefillChunkSize) || !has(self.maxNumBatchedTokens)"

@@ -1,4 +1,4 @@
-"""The engine's knobs as fields, derived from the one table in `headrace_core.config`: names, bounds, choices, docs."""
+"""The engine's knobs as fields, derived from `headrace_core.knobs.table`: names, bounds, choices, docs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, Strict, create_model
 
 from headrace_api.base import Model
-from headrace_core.config import HOT_KNOBS, KNOB_BY_CAMEL, KNOBS, Kind, Knob, KnobValue
+from headrace_core.knobs.table import HOT_KNOBS, KNOB_BY_CAMEL, KNOBS, Knob, KnobKind, KnobValue
 
 
 class KnobValues(Model):
@@ -24,10 +24,10 @@ class KnobValues(Model):
         return self.model_dump(mode="python", exclude_none=True)
 
 
-_TYPES: Mapping[Kind, Any] = {
-    Kind.INT: Annotated[int, Strict()],
-    Kind.FLOAT: Annotated[float, Strict()],
-    Kind.BOOL: Annotated[bool, Strict()],
+_TYPES: Mapping[KnobKind, Any] = {
+    KnobKind.INT: Annotated[int, Strict()],
+    KnobKind.FLOAT: Annotated[float, Strict()],
+    KnobKind.BOOL: Annotated[bool, Strict()],
 }
 
 
@@ -46,11 +46,11 @@ def _description(knob: Knob) -> str:
 
 
 def _field(knob: Knob) -> tuple[Any, Any]:
-    base = Literal[knob.choices] if knob.kind is Kind.CHOICE else _TYPES[knob.kind]
+    base = Literal[knob.choices] if knob.kind is KnobKind.CHOICE else _TYPES[knob.kind]
     bounds: dict[str, Any] = {}
     for bound, value in (("ge", knob.minimum), ("le", knob.maximum), ("lt", knob.below)):
         if value is not None:
-            bounds[bound] = int(value) if knob.kind is Kind.INT else value
+            bounds[bound] = int(value) if knob.kind is KnobKind.INT else value
     return base | None, Field(default=None, description=_description(knob), **bounds)
 
 

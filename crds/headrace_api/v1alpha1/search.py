@@ -18,9 +18,9 @@ from pydantic import (
 
 from headrace_api.base import Model, cel, rules
 from headrace_api.v1alpha1.knobs import HotKnobName
-from headrace_core.config import HOT_KNOBS, KNOB_BY_CAMEL, Kind, Knob
+from headrace_core.knobs.table import HOT_KNOBS, KNOB_BY_CAMEL, Knob, KnobKind
 
-_NUMBERS = [knob for knob in HOT_KNOBS if knob.kind in (Kind.INT, Kind.FLOAT)]
+_NUMBERS = [knob for knob in HOT_KNOBS if knob.kind in (KnobKind.INT, KnobKind.FLOAT)]
 
 
 def _number(value: float) -> str:
@@ -36,7 +36,7 @@ def _range_rules() -> list[dict[str, JsonValue]]:
     """CEL rules of one searched knob; bounds and kinds come from the knob table."""
     lowest, highest, below = (_lookup(_NUMBERS, bound) for bound in ("minimum", "maximum", "below"))
     names = ", ".join(f"'{knob.camel}'" for knob in _NUMBERS)
-    whole = ", ".join(f"'{knob.camel}'" for knob in _NUMBERS if knob.kind is Kind.INT)
+    whole = ", ".join(f"'{knob.camel}'" for knob in _NUMBERS if knob.kind is KnobKind.INT)
     return [
         # The items of `choices` have no one type, so CEL knows that list only dynamically.
         cel("has(self.min) != has(dyn(self).choices)", "set exactly one of min and max, or choices"),
@@ -118,15 +118,15 @@ class KnobRange(Model):
 
     def _range_problem(self, low: float, high: float) -> str | None:
         knob = self.knob
-        if knob.kind not in (Kind.INT, Kind.FLOAT):
+        if knob.kind not in (KnobKind.INT, KnobKind.FLOAT):
             return "min and max are for knobs that are numbers; give choices for this knob"
         if low >= high:
             return f"min must be less than max, got {low:g} and {high:g}"
-        if knob.kind is Kind.INT and not (low.is_integer() and high.is_integer()):
+        if knob.kind is KnobKind.INT and not (low.is_integer() and high.is_integer()):
             return "min and max of this knob must be whole numbers"
         if self.log and low <= 0:
             return "log needs min above 0"
         if self.log and self.step is not None:
             return "step and log exclude each other"
-        as_value = int if knob.kind is Kind.INT else float
+        as_value = int if knob.kind is KnobKind.INT else float
         return knob.problem(as_value(low)) or knob.problem(as_value(high))

@@ -14,8 +14,9 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers
 
-from headrace_core.config import KNOBS, ConfigError, EngineConfig, Knob, Problem, reconfigure
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import ConfigError, ConfigProblem, EngineConfig, reconfigure
+from headrace_core.knobs.table import KNOBS, Knob
 from headrace_engine import device as devices
 from headrace_engine.engine import Engine
 from headrace_engine.http.errors import ApiError, invalid
@@ -122,7 +123,7 @@ def _slo(patch: ConfigPatch, config: EngineConfig) -> SloSet | Unchanged | None:
     try:
         return None if patch.slo is None else SloSet.from_dict(patch.slo)
     except ValueError as error:
-        problems = [Problem("slo", str(error).removeprefix("slo: "))]
+        problems = [ConfigProblem("slo", str(error).removeprefix("slo: "))]
     try:
         reconfigure(config, patch.knobs)
     except ConfigError as error:
@@ -130,7 +131,7 @@ def _slo(patch: ConfigPatch, config: EngineConfig) -> SloSet | Unchanged | None:
     raise _refusal(problems)
 
 
-def _refusal(problems: Sequence[Problem]) -> ApiError:
+def _refusal(problems: Sequence[ConfigProblem]) -> ApiError:
     listed = [{"knob": problem.knob, "message": problem.message} for problem in problems]
     return ApiError(
         422, "; ".join(str(problem) for problem in problems), param=problems[0].knob, code="config_refused",

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from headrace_core.events import Rejected, RejectReason
+from headrace_core.scheduler.events import Rejected, RejectReason
 from headrace_engine.loop.calls import CLIENT_CLOSED, current_call
 from headrace_engine.loop.engine_loop import EngineDeadError, RejectedError
 

@@ -11,8 +11,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headrace_core.config import EngineConfig
-from headrace_core.cost_model import CostModel, StepShape
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.sim.step_time import CostModel, StepShape
 from headrace_engine.engine import Engine
 
 FLOOR_SECONDS = 60.0  # a machine that swaps or is suspended for a moment is no hang

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace_core.explain import Explanation
+from headrace_core.trace.explain import Explanation
 from headrace_engine.daemon import in_daemon
 from headrace_engine.errors import EngineError
 from headrace_engine.http.state import ServerState

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from headrace_core.events import FinishReason, Rejected, Request
+from headrace_core.scheduler.events import FinishReason, Rejected, Request
 from headrace_engine.errors import EngineError
 from headrace_engine.metrics.request_times import RequestTimes
 from headrace_engine.outputs import Delta, Done, Event, Problem, PromptScored, TokenScore

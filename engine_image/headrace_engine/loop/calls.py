@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace_core.events import FinishReason
+from headrace_core.scheduler.events import FinishReason
 from headrace_engine.loop.engine_loop import EngineLoop, Submission
 from headrace_engine.outputs import Done, Event, Problem, PromptScored
 

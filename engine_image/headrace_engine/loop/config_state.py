@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace_core.config import EngineConfig
-from headrace_core.events import Refused
-from headrace_core.scheduler import Scheduler
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.scheduler.events import Refused
+from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine.errors import EngineError
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 

@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace_core import invariants
-from headrace_core.events import (
+from headrace_core.evidence.slo import SloSet
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import (
     Finished,
     FinishReason,
     Outcome,
@@ -24,9 +25,8 @@ from headrace_core.events import (
     StepPlan,
     Token,
 )
-from headrace_core.explain import Explanation
-from headrace_core.scheduler import Scheduler
-from headrace_core.slo import SloSet
+from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.trace.explain import Explanation
 from headrace_engine.loop.active import Active, RejectedError, Submission
 from headrace_engine.loop.config_state import (
     UNCHANGED,

@@ -7,7 +7,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headrace_core.events import ScheduledSeq, StepPlan
+from headrace_core.scheduler.events import ScheduledSeq, StepPlan
 from headrace_engine.loop.runner import CopyError, Runner, StepOutput
 from headrace_engine.outputs import Problem
 from headrace_engine.sampling.token_state import TokenState

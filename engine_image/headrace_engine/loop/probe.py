@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from headrace_core.events import ScheduledSeq
+from headrace_core.scheduler.events import ScheduledSeq
 from headrace_engine.device import dtype_name
 from headrace_engine.errors import ModelError
 from headrace_engine.loop.runner import Runner

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headrace_core.events import ScheduledSeq, StepPlan, StepResult
+from headrace_core.scheduler.events import ScheduledSeq, StepPlan, StepResult
 from headrace_engine.model.attention import Span, make_step
 from headrace_engine.model.kv_cache import KvPool, copy_blocks
 from headrace_engine.model.loading import LoadedModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from headrace_core import metric_names as names
+from headrace_core.evidence.slo import TARGETS, SloSet
 from headrace_core.metric_names import Metric, MetricKind
-from headrace_core.slo import TARGETS, SloSet
 from headrace_engine.metrics.series import Histogram, SeriesTable, Value
 
 # Those of the config in force alone: written where it is set.

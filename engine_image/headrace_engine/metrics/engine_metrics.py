@@ -11,12 +11,19 @@ from collections.abc import Callable
 import prometheus_client
 
 from headrace_core import metric_names as names
-from headrace_core.config import EngineConfig, spelled
-from headrace_core.cost_model import CostModel
-from headrace_core.events import FinishReason, RejectReason, Request, SchedulerStats, StepPlan
+from headrace_core.evidence.slo import TARGETS, SloSet
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.knobs.table import spelled
 from headrace_core.metric_names import Metric, MetricKind
-from headrace_core.roofline import ModelShape, Peaks
-from headrace_core.slo import TARGETS, SloSet
+from headrace_core.scheduler.events import (
+    FinishReason,
+    RejectReason,
+    Request,
+    SchedulerStats,
+    StepPlan,
+)
+from headrace_core.sim.roofline import ModelShape, Peaks
+from headrace_core.sim.step_time import CostModel
 from headrace_engine.metrics import decision_series
 from headrace_engine.metrics.decision_series import DecisionSeries
 from headrace_engine.metrics.request_times import RequestTimes

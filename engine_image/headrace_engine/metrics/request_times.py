@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from headrace_core.events import ScheduledSeq
+from headrace_core.scheduler.events import ScheduledSeq
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from headrace_core import metric_names as names
-from headrace_core.cost_model import CostModel, StepShape
-from headrace_core.events import StepPlan
-from headrace_core.roofline import ModelShape, Peaks, StepCost, step_cost, step_shapes
+from headrace_core.scheduler.events import StepPlan
+from headrace_core.sim.roofline import ModelShape, Peaks, StepCost, step_cost, step_shapes
+from headrace_core.sim.step_time import CostModel, StepShape
 from headrace_engine.metrics.decision_series import DecisionSeries
 from headrace_engine.metrics.series import SeriesTable
 

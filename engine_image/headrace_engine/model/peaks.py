@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from headrace_core.roofline import Peaks
+from headrace_core.sim.roofline import Peaks
 from headrace_engine import device as devices
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The shape of a loaded model as `headrace_core.roofline` wants it: parameters, weight bytes, attention layers."""
+"""The shape of a loaded model as `headrace_core.sim.roofline` wants it: parameters, weight bytes, attention layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headrace_core.roofline import AttentionLayers, Experts, ModelShape
+from headrace_core.sim.roofline import AttentionLayers, Experts, ModelShape
 from headrace_engine.model.kv_cache import LayerShape
 from headrace_engine.model.loading import LoadedModel
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace_core.events import FinishReason
+from headrace_core.scheduler.events import FinishReason
 from headrace_engine.openai import scores
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.scores import CompletionScores

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from headrace_core.events import FinishReason
+from headrace_core.scheduler.events import FinishReason
 from headrace_engine.http.errors import ApiError, failed, invalid, unexpected
 from headrace_engine.lanes import Lanes
 from headrace_engine.openai.responses import ChoiceWriter, Shape, whole_body

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace_core.events import Request as EngineRequest
+from headrace_core.scheduler.events import Request as EngineRequest
 from headrace_engine.engine import Engine
 from headrace_engine.http.errors import invalid
 from headrace_engine.loop.engine_loop import Submission

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace_core.proportions import Interval, wilson
+from headrace_core.evidence.intervals import Interval, wilson
 from headrace_engine.quality.intervals import hurt, paired_mean
 from headrace_engine.quality.observed import Choice, Outcome, Side
 from headrace_engine.quality.rounding import Shape, bound

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
-from headrace_core.proportions import Interval, wilson
+from headrace_core.evidence.intervals import Interval, wilson
 
 
 def paired_mean(differences: Sequence[float], *, confidence: float = 0.95) -> Interval:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_core.events import (
+from headrace_core.scheduler.events import (
     Finished,
     FinishReason,
     Rejected,
@@ -23,7 +23,7 @@ from headrace_core.events import (
     StepPlan,
     StepResult,
 )
-from headrace_core.scheduler import Scheduler
+from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine.errors import SettingsError
 from headrace_engine.loop.runner import Runner
 from headrace_engine.model.kv_cache import KvPool

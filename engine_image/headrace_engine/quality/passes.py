@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from headrace_core.events import StepPlan, StepResult
+from headrace_core.scheduler.events import StepPlan, StepResult
 from headrace_engine.quality.observed import TOP, Choice, Observed, Outcome, Tally
 from headrace_engine.quality.offline import Job, Offline, drive
 from headrace_engine.quality.texts import Sample

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from headrace_core.proportions import Interval
+from headrace_core.evidence.intervals import Interval
 from headrace_engine.quality.comparison import Comparison, mean_nll
 from headrace_engine.quality.observed import Side
 from headrace_engine.quality.run import Plan, Result

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headrace_core.config import KNOB_BY_NAME, ConfigError, EngineConfig, Kind, KnobValue, resolve
-from headrace_core.scheduler import Scheduler
+from headrace_core.knobs.resolve import ConfigError, EngineConfig, resolve
+from headrace_core.knobs.table import KNOB_BY_NAME, KnobKind, KnobValue
+from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine import device as devices
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import SettingsError
@@ -71,13 +72,13 @@ def _value(flag: str, name: str, text: str) -> KnobValue:
         raise SettingsError(f"{flag} {name}: is not a knob of this engine; known are {known}")
     try:
         match knob.kind:
-            case Kind.INT:
+            case KnobKind.INT:
                 return int(text)
-            case Kind.FLOAT:
+            case KnobKind.FLOAT:
                 return float(text)
-            case Kind.BOOL:
+            case KnobKind.BOOL:
                 return TRUTHS[text.lower()]
-            case Kind.CHOICE:
+            case KnobKind.CHOICE:
                 return text
     except (ValueError, KeyError) as error:
         raise SettingsError(f"{flag} {name}={text}: is not of kind {knob.kind}") from error

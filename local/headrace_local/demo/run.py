@@ -19,7 +19,7 @@ from headrace_client.kube import Kube
 from headrace_client.prom import Prometheus
 from headrace_client.resources import INFERENCE_SERVICES, PODS, TUNING_RUNS
 from headrace_client.window_reader import read_window
-from headrace_core.windows import WindowStats
+from headrace_core.evidence.windows import WindowStats
 from headrace_local import binaries, cluster, helm
 from headrace_local.demo import client, manifests, report, watching
 from headrace_local.demo.manifests import NAMESPACE, RUN, SERVICE, Manifest

@@ -13,7 +13,7 @@ from headrace_api.v1alpha1.tuningrun import TuningRun
 from headrace_client import resources as res
 from headrace_client.errors import Invalid
 from headrace_client.kube import Kube
-from headrace_core.config import ConfigError, resolve
+from headrace_core.knobs.resolve import ConfigError, resolve
 
 
 def service(name: str = "chat", **spec: Any) -> dict[str, Any]:

@@ -17,10 +17,17 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from headrace_api.metrics_page import QUERIES
 from headrace_client.errors import PrometheusError
 from headrace_client.prom import Prometheus, Sample
-from headrace_core.config import resolve
-from headrace_core.events import FinishReason, RejectReason, Request, ScheduledSeq, SchedulerStats, StepPlan
-from headrace_core.roofline import AttentionLayers, ModelShape, Peaks
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler.events import (
+    FinishReason,
+    RejectReason,
+    Request,
+    ScheduledSeq,
+    SchedulerStats,
+    StepPlan,
+)
+from headrace_core.sim.roofline import AttentionLayers, ModelShape, Peaks
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_local.binaries import Source, find_all
 from headrace_local.layout import cache_root

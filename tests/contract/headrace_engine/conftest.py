@@ -18,8 +18,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from headrace_core.config import resolve
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import resolve
 from headrace_engine.engine import Engine, assemble, load
 from headrace_engine.http.listener import bind, http_server
 from headrace_engine.http.state import ServerState

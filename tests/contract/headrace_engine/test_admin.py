@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from headrace_core.config import KNOBS
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.table import KNOBS
 
 Serve = Any
 AUTH = {"Authorization": "Bearer s3cret"}

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace_core import invariants
+from headrace_core.scheduler import invariants
 from headrace_engine.openai.prompts import Prompts
 
 Serve = Any

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace_core import invariants
+from headrace_core.scheduler import invariants
 
 Serve = Any
 COUNT = int(os.environ.get("HEADRACE_FUZZ", "500"))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from headrace_core.evidence.slo import SloSet
 from headrace_core.metric_names import ALL_METRICS
-from headrace_core.slo import SloSet
 from headrace_engine.http.auth import OPEN_PATHS
 from headrace_engine.loop import engine_loop as loop
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace_core.config import resolve
-from headrace_core.cost_model import CostModel, StepShape
+from headrace_core.knobs.resolve import resolve
+from headrace_core.sim.step_time import CostModel, StepShape
 from headrace_engine.http.heartbeat import FIRST_SECONDS, FLOOR_SECONDS, deadline, largest_step
 from headrace_engine.openai.prompts import Prompts
 

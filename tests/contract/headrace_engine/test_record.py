@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace_core.config import resolve
-from headrace_core.record import RecordingScheduler
-from headrace_core.replay import replay
+from headrace_core.knobs.resolve import resolve
+from headrace_core.trace.record import RecordingScheduler
+from headrace_core.trace.replay import replay
 from headrace_engine.engine import assemble
 from headrace_engine.errors import SettingsError
 from headrace_engine.loop.recording import open_recording

@@ -11,18 +11,18 @@ import yaml
 from rich.console import Console
 
 from headrace_api.v1alpha1.records import TrialState, Verdict
+from headrace_bench.modes.server import running_engine
+from headrace_bench.serve.options import PromptForm, ServeOptions
+from headrace_bench.serve.plan import plan_window
+from headrace_bench.serve.run import run_serve
+from headrace_bench.serve.show import TerminalDisplay
 from headrace_client.engine import EngineAdmin
-from headrace_tuner.bench_serve.options import PromptForm, ServeOptions
-from headrace_tuner.bench_serve.plan import plan_window
-from headrace_tuner.bench_serve.run import run_serve
-from headrace_tuner.bench_serve.show import TerminalDisplay
+from headrace_client.load.client import LoadClient, find_endpoint, load_session
+from headrace_core.workload.plans import Workload, plan_load
 from headrace_tuner.by_hand import ByHand, slo_of
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.live import Addresses, connect
-from headrace_tuner.load import LoadClient, find_endpoint, load_session
-from headrace_tuner.modes.server import running_engine
 from headrace_tuner.store import decode
-from headrace_tuner.workload import Workload, plan_load
 
 pytestmark = pytest.mark.auto_dtype
 LOAD = Workload(

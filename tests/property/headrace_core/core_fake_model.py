@@ -9,7 +9,7 @@ forks of one prompt go different ways.
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from headrace_core.events import Request, ScheduledSeq, StepPlan
+from headrace_core.scheduler.events import Request, ScheduledSeq, StepPlan
 
 VOCABULARY = 50
 POISON = 1 << 40  # KV of a forward that failed

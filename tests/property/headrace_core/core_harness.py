@@ -7,12 +7,12 @@ import core_rules as rules
 from core_fake_model import FakeModel, unscheduled
 from core_waits import WaitBook
 
-from headrace_core import events, invariants
-from headrace_core.config import resolve
-from headrace_core.events import FinishReason, Request, ScheduledSeq, StepPlan, StepResult
-from headrace_core.prefix_cache import digest
-from headrace_core.record import RecordingScheduler
-from headrace_core.replay import replay
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler.events import FinishReason, Request, ScheduledSeq, StepPlan, StepResult
+from headrace_core.scheduler.prefix_cache import digest
+from headrace_core.scheduler import events, invariants
+from headrace_core.trace.record import RecordingScheduler
+from headrace_core.trace.replay import replay
 
 MODEL_LEN = 24
 CEILINGS = {"max_num_seqs": 12, "max_num_batched_tokens": 32}

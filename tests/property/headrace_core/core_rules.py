@@ -6,12 +6,12 @@ from math import ceil
 
 from hypothesis import event
 
-from headrace_core.config import EngineConfig
-from headrace_core.events import Request, ScheduledSeq, StepPlan
-from headrace_core.explain import WaitCause
-from headrace_core.scheduler import Scheduler
-from headrace_core.sequence import Phase
-from headrace_core.sequence import Sequence as Seq
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.scheduler.events import Request, ScheduledSeq, StepPlan
+from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.scheduler.sequence import Phase
+from headrace_core.scheduler.sequence import Sequence as Seq
+from headrace_core.trace.explain import WaitCause
 
 
 class Before:

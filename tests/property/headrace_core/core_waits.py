@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 
-from headrace_core.explain import Explanation, Wait, WaitCause
-from headrace_core.scheduler import Scheduler
-from headrace_core.sequence import Phase
-from headrace_core.sequence import Sequence as Seq
+from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.scheduler.sequence import Phase
+from headrace_core.scheduler.sequence import Sequence as Seq
+from headrace_core.trace.explain import Explanation, Wait, WaitCause
 
 Sums = dict[WaitCause, tuple[int, float]]
 

@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_core.cost_model import CostModel, StepShape
-from headrace_core.events import ScheduledSeq
+from headrace_core.scheduler.events import ScheduledSeq
+from headrace_core.sim.step_time import CostModel, StepShape
 
 NUMBERS = st.integers(0, 1_000_000)
 SHAPES = st.builds(

@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 from core_fake_model import FakeModel, unscheduled
 
-from headrace_core import invariants
-from headrace_core.config import resolve
-from headrace_core.events import Finished, FinishReason, Rejected, RejectReason, Request, StepPlan, StepResult, Token
-from headrace_core.scheduler import Scheduler
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import (
+    Finished,
+    FinishReason,
+    Rejected,
+    RejectReason,
+    Request,
+    StepPlan,
+    StepResult,
+    Token,
+)
+from headrace_core.scheduler.scheduler import Scheduler
 
 SIZE = 4
 

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headrace_core import invariants
-from headrace_core.events import FinishReason
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import FinishReason
 
 pytestmark = pytest.mark.timeout(1200)  # a failing example takes minutes to shrink, and is worth them
 

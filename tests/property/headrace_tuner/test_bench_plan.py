@@ -6,13 +6,13 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_tuner.bench_serve.arrivals import Arrivals, Process
-from headrace_tuner.bench_serve.lengths import Length
-from headrace_tuner.bench_serve.plan import Prefix, Shape, plan_window
-from headrace_tuner.bench_serve.traces import parse_trace
-from headrace_tuner.errors import TunerError
-from headrace_tuner.modes import outcome
-from headrace_tuner.sse import Completion, StreamError
+from headrace_bench.modes import outcome
+from headrace_bench.serve.plan import Prefix, Shape, plan_window
+from headrace_client.load.sse import Completion, StreamError
+from headrace_core.errors import HeadraceError
+from headrace_core.workload.arrivals import Arrivals, Process
+from headrace_core.workload.lengths import Length
+from headrace_core.workload.trace_files import parse_trace
 
 RATES = st.floats(0.01, 1e5)
 ARRIVALS = st.builds(
@@ -73,7 +73,7 @@ def test_a_length_reads_what_it_writes(text: str) -> None:
 def test_a_trace_is_read_or_refused_by_line(lines: list[str]) -> None:
     try:
         plan = parse_trace(lines, name="t")
-    except TunerError:
+    except HeadraceError:
         return
     assert plan[0].at == 0
     assert all(item.prompt_tokens >= 1 and item.output_tokens >= 1 for item in plan)

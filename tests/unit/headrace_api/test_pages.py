@@ -6,7 +6,8 @@ import pytest
 
 from headrace_api.knobs_page import RULES, knobs_page
 from headrace_api.metrics_page import QUERIES, Query, metrics_page
-from headrace_core.config import KNOBS, ConfigError
+from headrace_core.knobs.resolve import ConfigError
+from headrace_core.knobs.table import KNOBS
 from headrace_core.metric_names import ALL_METRICS, MetricKind
 
 SERIES = {

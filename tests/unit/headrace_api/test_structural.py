@@ -12,7 +12,7 @@ from headrace_api import generate
 from headrace_api.base import Model, Quantity, Timestamp
 from headrace_api.crd import DEFINITIONS, custom_resource_definition
 from headrace_api.structural import NotStructural, structural_schema
-from headrace_core.config import KNOBS, Kind
+from headrace_core.knobs.table import KNOBS, KnobKind
 
 ROOT = Path(__file__).parents[3]
 
@@ -124,7 +124,7 @@ def test_knob_fields_are_the_table() -> None:
     root = CRDS[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     fields = root["properties"]["spec"]["properties"]["engine"]["properties"]["config"]["properties"]
     assert list(fields) == [knob.camel for knob in KNOBS]
-    types = {Kind.INT: "integer", Kind.FLOAT: "number", Kind.BOOL: "boolean", Kind.CHOICE: "string"}
+    types = {KnobKind.INT: "integer", KnobKind.FLOAT: "number", KnobKind.BOOL: "boolean", KnobKind.CHOICE: "string"}
     for knob in KNOBS:
         field = fields[knob.camel]
         assert field["type"] == types[knob.kind]

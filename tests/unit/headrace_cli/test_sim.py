@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace_cli.main import app
-from headrace_core.config import resolve
-from headrace_core.events import Request, StepResult
-from headrace_core.record import RecordingScheduler
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler.events import Request, StepResult
+from headrace_core.trace.record import RecordingScheduler
 
 
 @pytest.fixture

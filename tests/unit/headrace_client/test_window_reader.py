@@ -7,7 +7,7 @@ import pytest
 
 from headrace_client.prom import Sample
 from headrace_client.window_reader import Edge, between, selector
-from headrace_core.windows import WindowVoidError
+from headrace_core.evidence.windows import WindowVoidError
 
 POD = {"namespace": "demo", "pod": "chat-1"}
 KEY = tuple(sorted(POD.items()))

@@ -4,10 +4,18 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from headrace_core import invariants
-from headrace_core.config import resolve
-from headrace_core.events import Admitted, Outcome, Rejected, Request, ScheduledSeq, StepPlan, StepResult
-from headrace_core.scheduler import Scheduler
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import (
+    Admitted,
+    Outcome,
+    Rejected,
+    Request,
+    ScheduledSeq,
+    StepPlan,
+    StepResult,
+)
+from headrace_core.scheduler.scheduler import Scheduler
 
 
 class Driver:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace_core.events import Admitted, Rejected, Request
+from headrace_core.scheduler.events import Admitted, Rejected, Request
 
 
 def test_the_head_waits_where_the_peak_would_not_fit(driver) -> None:

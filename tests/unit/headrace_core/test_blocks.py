@@ -1,6 +1,6 @@
 import pytest
 
-from headrace_core.blocks import BlockPool
+from headrace_core.scheduler.blocks import BlockPool
 
 
 def test_block_zero_is_never_handed_out() -> None:

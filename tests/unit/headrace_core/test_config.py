@@ -2,20 +2,17 @@ import math
 
 import pytest
 
-from headrace_core.config import (
+from headrace_core.knobs.resolve import ConfigError, EngineConfig, reconfigure, resolve
+from headrace_core.knobs.table import (
     CAPPED_KNOBS,
     HOT_KNOBS,
     KNOB_BY_CAMEL,
     KNOB_BY_NAME,
     KNOBS,
-    ConfigError,
-    EngineConfig,
-    Kind,
     KnobClass,
-    reconfigure,
-    resolve,
+    KnobKind,
 )
-from headrace_core.policies import Batching, SchedulingPolicy
+from headrace_core.scheduler.policies import Batching, SchedulingPolicy
 
 GPU = {"device": "cuda"}
 
@@ -40,7 +37,7 @@ def test_names_are_unique_in_every_spelling_and_every_default_is_valid() -> None
     for knob in KNOBS:
         assert knob.problem(knob.default) is None
         assert knob.doc.endswith(".")
-        assert bool(knob.choices) == (knob.kind is Kind.CHOICE)
+        assert bool(knob.choices) == (knob.kind is KnobKind.CHOICE)
     knob = KNOB_BY_NAME["max_num_batched_tokens"]
     assert (knob.camel, knob.flag) == ("maxNumBatchedTokens", "--max-num-batched-tokens")
     assert [knob.name for knob in CAPPED_KNOBS] == ["max_num_seqs", "max_num_batched_tokens"]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace_core.cost_model import (
+from headrace_core.scheduler.events import ScheduledSeq
+from headrace_core.sim.step_time import (
     TERMS,
     CostModel,
     StepShape,
@@ -14,7 +15,6 @@ from headrace_core.cost_model import (
     calibration_samples,
     solve_non_negative,
 )
-from headrace_core.events import ScheduledSeq
 
 TRUE = {"step": 0.004, "row": 2e-4, "decode_key": 2e-6, "prefill_pair": 3e-8, "sample": 5e-4}
 

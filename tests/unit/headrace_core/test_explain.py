@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from headrace_core.events import FinishReason
-from headrace_core.explain import Chunk, Eviction, Wait, WaitCause
-from headrace_core.history import KEPT_ENDED, KEPT_EVENTS
-from headrace_core.sequence import Sequence
+from headrace_core.scheduler.events import FinishReason
+from headrace_core.scheduler.sequence import Sequence
+from headrace_core.trace.explain import Chunk, Eviction, Wait, WaitCause
+from headrace_core.trace.history import KEPT_ENDED, KEPT_EVENTS
 
 
 def told(d, name: str):
@@ -210,7 +210,7 @@ def test_an_explanation_is_json_and_sentences(driver) -> None:
 
 
 def test_every_cause_has_words() -> None:
-    from headrace_core.explain import PHRASES
+    from headrace_core.trace.explain import PHRASES
 
     assert set(PHRASES) == set(WaitCause)
 

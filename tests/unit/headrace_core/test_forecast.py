@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from headrace_core.forecast import PRIOR, OutputPredictor, peak_blocks
+from headrace_core.scheduler.forecast import PRIOR, OutputPredictor, peak_blocks
 
 
 def predictor(*lengths: int, window: int = 512) -> OutputPredictor:

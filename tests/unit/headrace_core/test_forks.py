@@ -2,8 +2,16 @@
 
 import pytest
 
-from headrace_core import invariants
-from headrace_core.events import Admitted, Finished, FinishReason, Rejected, Started, StepResult, Token
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import (
+    Admitted,
+    Finished,
+    FinishReason,
+    Rejected,
+    Started,
+    StepResult,
+    Token,
+)
 
 PROMPT = tuple(range(100, 106))  # a block and a half
 

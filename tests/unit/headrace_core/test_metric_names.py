@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace_core import metric_names
+from headrace_core.evidence.slo import TARGETS, SloSet
 from headrace_core.metric_names import (
     ALL_METRICS,
     COARSE_BUCKETS,
@@ -20,7 +21,6 @@ from headrace_core.metric_names import (
     buckets_with,
     slo_id,
 )
-from headrace_core.slo import TARGETS, SloSet
 
 DECIDERS = (
     "clients/headrace_client/window_reader.py", "operator/headrace_operator/measure.py",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace_core import invariants
-from headrace_core.events import Finished, FinishReason, Started, StepResult
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import Finished, FinishReason, Started, StepResult
 
 PROMPT = tuple(range(100, 112))  # 3 blocks
 

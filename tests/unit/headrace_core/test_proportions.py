@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from headrace_core.proportions import difference, wilson
+from headrace_core.evidence.intervals import difference, wilson
 
 
 def test_wilson_against_published_values() -> None:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace_core.config import resolve
-from headrace_core.events import FinishReason, Request, StepResult
-from headrace_core.record import RecordingScheduler
-from headrace_core.replay import ProblemKind, replay
-from headrace_core.scheduler import SchedulerMisuseError
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler.events import FinishReason, Request, StepResult
+from headrace_core.scheduler.scheduler import SchedulerMisuseError
+from headrace_core.trace.record import RecordingScheduler
+from headrace_core.trace.replay import ProblemKind, replay
 
 
 def make(lines: list[str], **knobs: object) -> RecordingScheduler:
@@ -92,7 +92,7 @@ def test_every_line_is_the_one_text_of_its_value(lines: list[str]) -> None:
 
 
 def test_recording_changes_no_answer() -> None:
-    from headrace_core.scheduler import Scheduler
+    from headrace_core.scheduler.scheduler import Scheduler
 
     recording = make([])
     plain = Scheduler(recording.config, num_blocks=20, max_model_len=40, cache_namespace="m@1")

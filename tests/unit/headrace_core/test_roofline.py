@@ -2,9 +2,8 @@
 
 import pytest
 
-from headrace_core.cost_model import StepShape
-from headrace_core.events import ScheduledSeq
-from headrace_core.roofline import (
+from headrace_core.scheduler.events import ScheduledSeq
+from headrace_core.sim.roofline import (
     AttentionLayers,
     Experts,
     ModelShape,
@@ -13,6 +12,7 @@ from headrace_core.roofline import (
     step_cost,
     step_shapes,
 )
+from headrace_core.sim.step_time import StepShape
 
 # Llama-3.1-8B in bfloat16: 32 layers of 4096, 32 query and 8 KV heads of 128, 14336 inner, 128256 tokens.
 LAYER = 4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14_336

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headrace_core import invariants
-from headrace_core.config import resolve
-from headrace_core.events import (
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import (
     Admitted,
     Finished,
     FinishReason,
@@ -17,7 +17,7 @@ from headrace_core.events import (
     StepResult,
     Token,
 )
-from headrace_core.scheduler import Scheduler, SchedulerMisuseError
+from headrace_core.scheduler.scheduler import Scheduler, SchedulerMisuseError
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 
 import pytest
 
-from headrace_core.events import Preempted, Started
+from headrace_core.scheduler.events import Preempted, Started
 
 # However much has been generated, few tokens more are expected: half of those that got so far ended with the next.
 SHORT = [length for length in range(1, 10) for _ in range(2 ** (9 - length))]

@@ -1,6 +1,6 @@
 """Who runs in a step. In the shorthand, 'a1 b+4!' is: a decodes, 4 positions of b are prefilled and b samples."""
 
-from headrace_core.events import Reconfigured
+from headrace_core.scheduler.events import Reconfigured
 
 
 def test_decodes_come_first_then_prefills_then_admission(driver) -> None:

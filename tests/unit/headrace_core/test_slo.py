@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from headrace_core.slo import SloSet, nearest_rank
+from headrace_core.evidence.slo import SloSet, nearest_rank
 
 
 def test_all_thresholds_must_hold_at_once() -> None:

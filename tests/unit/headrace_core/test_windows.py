@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from headrace_core.windows import (
+from headrace_core.evidence.windows import (
     WindowVoidError,
     bucket_deltas,
     delta,

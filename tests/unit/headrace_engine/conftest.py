@@ -13,9 +13,9 @@ import transformers
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from headrace_core.config import resolve
-from headrace_core.events import Finished, Request, Token
-from headrace_core.scheduler import Scheduler
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler.events import Finished, Request, Token
+from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine import device as devices
 from headrace_engine.loop.engine_loop import EngineLoop, Submission
 from headrace_engine.loop.probe import probe

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace_core import metric_names as names
-from headrace_core.config import resolve
-from headrace_core.events import Request, ScheduledSeq, StepPlan
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import resolve
 from headrace_core.metric_names import Metric
-from headrace_core.slo import SloSet
+from headrace_core.scheduler.events import Request, ScheduledSeq, StepPlan
 from headrace_engine.metrics.engine_metrics import EngineMetrics, RequestTimes
 
 SLO = SloSet(ttft_seconds=0.37, itl_seconds=0.0517, e2e_seconds=7.7)

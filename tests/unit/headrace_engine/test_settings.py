@@ -7,7 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from headrace_core.config import KNOBS, resolve
+from headrace_core.knobs.resolve import resolve
+from headrace_core.knobs.table import KNOBS
 from headrace_engine import device as devices
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import SettingsError

@@ -14,14 +14,14 @@ import pytest
 
 from headrace_api.v1alpha1.records import Half
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_core.config import resolve
-from headrace_core.events import Request, StepPlan, StepResult, Token
-from headrace_core.scheduler import Scheduler
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler.events import Request, StepPlan, StepResult, Token
+from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.workload.plans import PlannedRequest, Workload, derive_seed, plan_load
 from headrace_local.demo import story
 from headrace_local.demo.story import Calibration, Story, tell
 from headrace_tuner.effect import compare
-from headrace_tuner.workload import PlannedRequest, Workload, derive_seed, plan_load
 
 # A 2-core EPYC with AVX2, fp32, one thread.
 MACHINE = Calibration(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace_core.config import KNOB_BY_CAMEL, resolve
+from headrace_core.knobs.resolve import resolve
+from headrace_core.knobs.table import KNOB_BY_CAMEL
 from headrace_local.demo import manifests, story
 from headrace_local.demo.story import Calibration, interpolate, tell
 

@@ -23,7 +23,8 @@ from headrace_client.errors import (
     Unavailable,
 )
 from headrace_client.resources import resource_of
-from headrace_core.config import KNOBS, ConfigError, EngineConfig, reconfigure, resolve
+from headrace_core.knobs.resolve import ConfigError, EngineConfig, reconfigure, resolve
+from headrace_core.knobs.table import KNOBS
 from headrace_operator.events import EventPoster
 from headrace_operator.pod_template import Images
 from headrace_operator.ports import WindowQuery

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from operator_doubles import service
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_core.config import HOT_KNOBS, KNOBS, ConfigError, Kind
+from headrace_core.knobs.resolve import ConfigError
+from headrace_core.knobs.table import HOT_KNOBS, KNOBS, KnobKind
 from headrace_operator.effective import Source, effective
 from headrace_operator.tuned import TunedRecord, TunedState, read_tuned, tuned_data
 
@@ -76,10 +77,10 @@ def test_the_revision_follows_every_value() -> None:
 
 
 HOT_VALUES = {
-    Kind.INT: st.integers(1, 16),
-    Kind.FLOAT: st.floats(0, 0.9),
-    Kind.BOOL: st.booleans(),
-    Kind.CHOICE: st.sampled_from(["fcfs", "priority"]),
+    KnobKind.INT: st.integers(1, 16),
+    KnobKind.FLOAT: st.floats(0, 0.9),
+    KnobKind.BOOL: st.booleans(),
+    KnobKind.CHOICE: st.sampled_from(["fcfs", "priority"]),
 }
 SOME_KNOBS = st.fixed_dictionaries({}, optional={knob.name: HOT_VALUES[knob.kind] for knob in HOT_KNOBS})
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_core.windows import WindowStats
+from headrace_core.evidence.windows import WindowStats
 from headrace_operator.measure import combined
 from headrace_operator.verdict import Outcome, judge, measures, rate_ratio
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from headrace_tuner.bench_serve.arrivals import Arrivals, Process
-from headrace_tuner.bench_serve.lengths import Length
-from headrace_tuner.bench_serve.plan import Prefix, Shape, endless, plan_window, with_warmup
-from headrace_tuner.workload import RequestKind
+from headrace_bench.serve.plan import Prefix, Shape, endless, plan_window, with_warmup
+from headrace_core.workload.arrivals import Arrivals, Process
+from headrace_core.workload.lengths import Length
+from headrace_core.workload.plans import RequestKind
 
 SHAPE = Shape(
     prompt=Length.parse("uniform:8:16"), output=Length.parse("lognormal:20:0.8"), long=Length.parse("200"),

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from headrace_tuner.bench_serve.probe import probe
-from headrace_tuner.bench_serve.prompts import Api, Composer, Dialect, text_words
-from headrace_tuner.errors import TunerError
-from headrace_tuner.load import find_endpoint, load_session
-from headrace_tuner.workload import PlannedRequest, RequestKind
+from headrace_bench.errors import BenchError
+from headrace_bench.serve.probe import probe
+from headrace_bench.serve.prompts import Api, Composer, Dialect, text_words
+from headrace_client.load.client import find_endpoint, load_session
+from headrace_core.workload.plans import PlannedRequest, RequestKind
 
 TEXT = Dialect(ids=False, tokens_per_word=2.0, overhead=10.0)
 
@@ -157,7 +157,7 @@ async def test_a_server_that_cannot_be_used_says_why(server, answer: dict, words
         return web.json_response(answer["body"], status=answer["status"])
 
     server.handler = handler
-    with pytest.raises(TunerError, match=words):
+    with pytest.raises(BenchError, match=words):
         await probed(server)
 
 
@@ -168,5 +168,5 @@ async def test_a_stream_without_a_token_is_named(server) -> None:
         return response
 
     server.handler = handler
-    with pytest.raises(TunerError, match="held no token"):
+    with pytest.raises(BenchError, match="held no token"):
         await probed(server)

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from headrace_core.slo import SloSet
-from headrace_tuner.bench_serve.compare import bootstrap_ratio, compare, comparison_table, read_result
-from headrace_tuner.bench_serve.result import Window, evaluate, is_good, to_json
-from headrace_tuner.bench_serve.steady import Trend, steadiness
-from headrace_tuner.bench_serve.watch import Health, Watch, client_limits, watching
-from headrace_tuner.errors import TunerError
-from headrace_tuner.load import ErrorKind, RequestRecord
-from headrace_tuner.summary import Distribution
-from headrace_tuner.workload import RequestKind
+from headrace_bench.errors import BenchError
+from headrace_bench.serve.compare import bootstrap_ratio, compare, comparison_table, read_result
+from headrace_bench.serve.result import Window, evaluate, is_good, to_json
+from headrace_bench.serve.steady import Trend, steadiness
+from headrace_bench.serve.watch import Health, Watch, client_limits, watching
+from headrace_client.load.client import ErrorKind, RequestRecord
+from headrace_core.evidence.percentiles import Distribution
+from headrace_core.evidence.slo import SloSet
+from headrace_core.workload.plans import RequestKind
 
 WINDOW = Window(begin=2.0, end=12.0)
 
@@ -240,7 +240,7 @@ def test_what_differs_is_said() -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": "other"}'])
 def test_a_file_of_something_else_is_refused(tmp_path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(TunerError, match=r"x\.json: is not"):
+    with pytest.raises(BenchError, match=r"x\.json: is not"):
         read_result(tmp_path / "x.json")
-    with pytest.raises(TunerError, match="cannot be read"):
+    with pytest.raises(BenchError, match="cannot be read"):
         read_result(tmp_path / "none.json")

@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from headrace_tuner.bench_serve.command import bench_compare, bench_serve
-from headrace_tuner.bench_serve.options import ServeOptions, understand
-from headrace_tuner.bench_serve.run import Goal, run_serve
-from headrace_tuner.bench_serve.show import TerminalDisplay, result_table
-from headrace_tuner.errors import TunerError
-from headrace_tuner.load import Endpoint, LoadClient, load_session
+from headrace_bench.errors import BenchError
+from headrace_bench.serve.command import bench_compare, bench_serve
+from headrace_bench.serve.options import ServeOptions, understand
+from headrace_bench.serve.run import Goal, run_serve
+from headrace_bench.serve.show import TerminalDisplay, result_table
+from headrace_client.load.client import Endpoint, LoadClient, load_session
 
 SHORT = ("--rate", "40", "--duration", "500ms", "--prompt-tokens", "8", "--output-tokens", "4")
 
@@ -198,11 +198,11 @@ async def test_strict_exits_3_where_the_client_was_the_limit(server) -> None:
 async def test_an_interrupted_run_keeps_what_it_has(server) -> None:
     server.token_seconds = 0.01
     options = ServeOptions(rate=50, duration=60.0, output_tokens="2")
-    running = asyncio.create_task(run_serve(server.url, options, TerminalDisplay(Console(file=io.StringIO()))))
+    terminal = asyncio.create_task(run_serve(server.url, options, TerminalDisplay(Console(file=io.StringIO()))))
     while len(server.bodies) < 20:
         await asyncio.sleep(0.01)
-    running.cancel()
-    ran = await running
+    terminal.cancel()
+    ran = await terminal
     assert ran.interrupted
     assert 0 < ran.result.completed < 3000, "all that were planned"
     assert ran.window.end < 30
@@ -210,14 +210,14 @@ async def test_an_interrupted_run_keeps_what_it_has(server) -> None:
 
 
 def test_sigterm_ends_the_command_in_order() -> None:
-    from headrace_tuner import running
+    from headrace_client import terminal
 
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(30)
 
     with pytest.raises(typer.Exit) as caught:
-        running.run_async(work())
+        terminal.run_async(work())
     assert caught.value.exit_code == 130
 
 
@@ -262,7 +262,7 @@ async def test_a_load_that_the_model_cannot_hold_is_refused(server) -> None:
 
 
 def test_seconds_take_units() -> None:
-    from headrace_tuner.cli_options import seconds
+    from headrace_bench.command_options import seconds
 
     assert [seconds(text) for text in ("20", "0.5", "500ms", "1m30s", 3)] == [20.0, 0.5, 0.5, 90.0, 3.0]
 
@@ -270,7 +270,7 @@ def test_seconds_take_units() -> None:
 def test_a_number_of_requests_sets_the_duration() -> None:
     asked = understand(ServeOptions(rate=4, requests=10))
     assert (asked.requests, asked.duration) == (10, 2.5)
-    with pytest.raises(TunerError, match="--rate inf needs --requests"):
+    with pytest.raises(BenchError, match="--rate inf needs --requests"):
         understand(ServeOptions(rate=float("inf")))
 
 
@@ -290,9 +290,9 @@ async def test_the_live_view_shows_rates_and_latencies(server) -> None:
     terminal = Console(width=80, force_terminal=True, file=io.StringIO())
     async with load_session() as session:
         client = LoadClient(endpoint=Endpoint(url=server.url, model="fake"), session=session, salt="s", exact=False)
-        from headrace_tuner.bench_serve.arrivals import Arrivals
-        from headrace_tuner.bench_serve.lengths import Length
-        from headrace_tuner.bench_serve.plan import Shape, plan_window
+        from headrace_bench.serve.plan import Shape, plan_window
+        from headrace_core.workload.arrivals import Arrivals
+        from headrace_core.workload.lengths import Length
 
         shape = Shape(prompt=Length.parse("8"), output=Length.parse("10"))
         plan = plan_window(Arrivals(rate=20), shape, requests=20, duration=1.0, seed=1)

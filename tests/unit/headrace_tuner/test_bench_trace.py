@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from headrace_tuner.bench_serve.traces import parse_trace, read_trace
-from headrace_tuner.errors import TunerError
+from headrace_bench.serve.traces import read_trace
+from headrace_core.errors import HeadraceError
+from headrace_core.workload.trace_files import parse_trace
 
 
 def parse(*lines: object, **more: object):
@@ -67,17 +68,17 @@ def test_a_limit_cuts_the_trace() -> None:
 )
 def test_a_bad_line_is_named_by_its_number(line: object, words: str) -> None:
     good = {"at": 1, "prompt_tokens": 1, "output_tokens": 1}
-    with pytest.raises(TunerError, match="--trace t, line 3: ") as caught:
+    with pytest.raises(HeadraceError, match="--trace t, line 3: ") as caught:
         parse(good, good, line)
     assert words in str(caught.value)
 
 
 def test_an_empty_or_missing_file_says_so(tmp_path) -> None:
     (tmp_path / "empty").write_text("\n\n")
-    with pytest.raises(TunerError, match="holds no request"):
+    with pytest.raises(HeadraceError, match="holds no request"):
         read_trace(tmp_path / "empty")
-    with pytest.raises(TunerError, match="cannot be read: No such file"):
+    with pytest.raises(HeadraceError, match="cannot be read: No such file"):
         read_trace(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TunerError, match="is not UTF-8"):
+    with pytest.raises(HeadraceError, match="is not UTF-8"):
         read_trace(tmp_path / "binary")

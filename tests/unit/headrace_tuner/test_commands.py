@@ -4,13 +4,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from headrace_client.load.client import Endpoint, LoadClient, load_session
+from headrace_core.workload.plans import Workload
 from headrace_tuner import commands
 from headrace_tuner.by_hand import next_port, read_run, slo_of
 from headrace_tuner.errors import TunerError
 from headrace_tuner.keep_load import keep_load
-from headrace_tuner.load import Endpoint, LoadClient, load_session
 from headrace_tuner.settings import check_fits, check_slo, study_plan, workload_of
-from headrace_tuner.workload import Workload
 
 RUN = """
 apiVersion: headrace.dev/v1alpha1

@@ -5,10 +5,17 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from headrace_tuner.errors import TunerError
-from headrace_tuner.load import Endpoint, ErrorKind, LoadClient, RequestRecord, find_endpoint, load_session
-from headrace_tuner.summary import distribution
-from headrace_tuner.workload import PlannedRequest, RequestKind
+from headrace_client.errors import EndpointError
+from headrace_client.load.client import (
+    Endpoint,
+    ErrorKind,
+    LoadClient,
+    RequestRecord,
+    find_endpoint,
+    load_session,
+)
+from headrace_core.evidence.percentiles import distribution
+from headrace_core.workload.plans import PlannedRequest, RequestKind
 
 
 def planned(*times: float, tokens: int = 3) -> list[PlannedRequest]:
@@ -213,7 +220,7 @@ async def test_find_endpoint_reads_the_model(server) -> None:
 async def test_find_endpoint_says_what_is_wrong(server, models: object, status: int, words: str) -> None:
     server.models, server.models_status = models, status
     async with load_session() as session:
-        with pytest.raises(TunerError, match=words):
+        with pytest.raises(EndpointError, match=words):
             await find_endpoint(session, server.url)
-        with pytest.raises(TunerError, match="no OpenAI server answers there"):
+        with pytest.raises(EndpointError, match="no OpenAI server answers there"):
             await find_endpoint(session, "http://127.0.0.1:1")

@@ -5,11 +5,11 @@ from aiohttp import web
 
 from headrace_client.engine import EngineState
 from headrace_client.errors import EngineDenied, EngineRefused, EngineUnavailable, KnobProblem
+from headrace_client.load.client import ErrorKind, RequestRecord, load_session
+from headrace_core.workload.plans import RequestKind
 from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.load import ErrorKind, RequestRecord, load_session
 from headrace_tuner.measure import Client, check_client, check_counts
 from headrace_tuner.target import Refused, ShadowTarget, gauge
-from headrace_tuner.workload import RequestKind
 
 
 def record(error: str | None = None, *, lag: float = 0.0) -> RequestRecord:

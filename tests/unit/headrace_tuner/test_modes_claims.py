@@ -8,20 +8,28 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from headrace_tuner.bench_serve.result import Window
-from headrace_tuner.bench_serve.watch import Health
-from headrace_tuner.load import ErrorKind, RequestRecord
-from headrace_tuner.modes.claims import Claim, Verdict, check_claims, prices
-from headrace_tuner.modes.command import Judged, bench_modes_result
-from headrace_tuner.modes.design import Calibration, Level, Mode, Rates, Windows, make_design
-from headrace_tuner.modes.equal import compare_answers
-from headrace_tuner.modes.lab import Setting
-from headrace_tuner.modes.options import ModesOptions, parse_lengths
-from headrace_tuner.modes.outcome import LevelRun, Tail, group, make_cell, make_cells, tail, throughput
-from headrace_tuner.modes.plot import draw
-from headrace_tuner.modes.run import Compared
-from headrace_tuner.modes.table import cell_notes
-from headrace_tuner.workload import RequestKind
+from headrace_bench.modes.claims import Claim, Verdict, check_claims, prices
+from headrace_bench.modes.command import Judged, bench_modes_result
+from headrace_bench.modes.design import Calibration, Level, Mode, Rates, Windows, make_design
+from headrace_bench.modes.equal import compare_answers
+from headrace_bench.modes.lab import Setting
+from headrace_bench.modes.options import ModesOptions, parse_lengths
+from headrace_bench.modes.outcome import (
+    LevelRun,
+    Tail,
+    group,
+    make_cell,
+    make_cells,
+    tail,
+    throughput,
+)
+from headrace_bench.modes.plot import draw
+from headrace_bench.modes.run import Compared
+from headrace_bench.modes.table import cell_notes
+from headrace_bench.serve.result import Window
+from headrace_bench.serve.watch import Health
+from headrace_client.load.client import ErrorKind, RequestRecord
+from headrace_core.workload.plans import RequestKind
 
 HEALTH = Health(seconds=10.0, cpu_share=0.2, loop_lag=None)
 SHORT, LONG = RequestKind.SHORT, RequestKind.LONG
@@ -266,7 +274,7 @@ def test_the_picture_is_drawn_whatever_is_missing(tmp_path) -> None:
 
 
 def test_the_waits_of_a_picture_end_where_nobody_knows_more() -> None:
-    from headrace_tuner.modes.plot import _survival
+    from headrace_bench.modes.plot import _survival
 
     drawn: dict = {}
 

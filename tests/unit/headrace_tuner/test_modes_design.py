@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from headrace_core.config import KNOB_BY_NAME
-from headrace_tuner.bench_serve.lengths import Length
-from headrace_tuner.errors import TunerError
-from headrace_tuner.modes.design import (
+from headrace_bench.errors import BenchError
+from headrace_bench.modes.design import (
     Calibration,
     Mode,
     choose_chunk,
@@ -16,8 +14,10 @@ from headrace_tuner.modes.design import (
     order,
     share_out,
 )
-from headrace_tuner.modes.options import ModesOptions, parse_lengths
-from headrace_tuner.modes.predict import batch_seconds, predict
+from headrace_bench.modes.options import ModesOptions, parse_lengths
+from headrace_bench.modes.predict import batch_seconds, predict
+from headrace_core.knobs.table import KNOB_BY_NAME
+from headrace_core.workload.lengths import Length
 
 # A step costs 50 ms and 2 ms a row.
 STEPS = Calibration(
@@ -41,7 +41,7 @@ def test_a_calibration_is_what_bench_engine_prints() -> None:
 
 @pytest.mark.parametrize("data", [[], {}, {"decode_step_seconds": {}}, {"decode_step_seconds": {"x": 1}}, None])
 def test_something_else_is_refused(data: object) -> None:
-    with pytest.raises(TunerError, match="is no calibration"):
+    with pytest.raises(BenchError, match="is no calibration"):
         Calibration.from_json(data)
 
 
@@ -65,9 +65,9 @@ def test_a_long_prompt_is_many_chunks_or_what_the_model_holds() -> None:
     assert design().shape.long == Length(1024, 1024, 1024.0)
     assert design(max_model_len=512).shape.long.high == 352  # (512 - 120) less a tenth
     assert design(long=Length.parse("300")).shape.long.high == 300
-    with pytest.raises(TunerError, match="no long prompt fits"):
+    with pytest.raises(BenchError, match="no long prompt fits"):
         design(max_model_len=140)
-    with pytest.raises(TunerError, match="can have 2120 tokens; the model holds 1000"):
+    with pytest.raises(BenchError, match="can have 2120 tokens; the model holds 1000"):
         design(long=Length.parse("2000"), max_model_len=1000)
 
 
@@ -153,13 +153,13 @@ def test_a_prediction_can_have_a_duration_and_a_batch_takes_its_longest_member()
     ],
 )
 def test_a_bad_option_names_its_flag(change: dict, flag: str) -> None:
-    with pytest.raises(TunerError, match=f"^{flag}: "):
+    with pytest.raises(BenchError, match=f"^{flag}: "):
         parse_lengths(ModesOptions(**change))
 
 
 def test_a_busy_machine_and_too_few_requests_are_told() -> None:
-    from headrace_tuner.modes.design import Rates, Windows
-    from headrace_tuner.modes.run import _say_if_busy, _say_if_few
+    from headrace_bench.modes.design import Rates, Windows
+    from headrace_bench.modes.run import _say_if_busy, _say_if_few
 
     said: list[str] = []
 

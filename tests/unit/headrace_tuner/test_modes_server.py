@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from headrace_tuner import prom_text
-from headrace_tuner.errors import TunerError
-from headrace_tuner.load import load_session
-from headrace_tuner.modes import server
-from headrace_tuner.modes.run import engine_command, out_file
-from headrace_tuner.modes.server import Engine, running_engine, wait_idle
-from headrace_tuner.server_facts import differing, facts_of, server_facts
+from headrace_bench.errors import BenchError
+from headrace_bench.modes import server
+from headrace_bench.modes.run import engine_command, out_file
+from headrace_bench.modes.server import Engine, running_engine, wait_idle
+from headrace_bench.server_facts import differing, facts_of, server_facts
+from headrace_client import prom_text
+from headrace_client.load.client import load_session
 
 TEXT = """# HELP x y
 # TYPE a_total counter
@@ -34,7 +34,7 @@ def test_sums_are_over_labels_and_absence_is_not_zero() -> None:
 
 async def test_a_start_that_fails_shows_the_end_of_its_log(tmp_path) -> None:
     async with load_session() as session:
-        with pytest.raises(TunerError, match="the engine ended with code 2") as caught:
+        with pytest.raises(BenchError, match="the engine ended with code 2") as caught:
             async with running_engine("/nowhere", ["--no-such-flag"], session=session, log=tmp_path / "logs" / "x.log"):
                 pass
     assert "no-such-flag" in str(caught.value)
@@ -53,7 +53,7 @@ async def test_a_process_that_ignores_being_asked_is_ended_all_the_same(monkeypa
 
 
 async def test_a_command_of_the_engine_that_fails_says_its_words() -> None:
-    with pytest.raises(TunerError, match=r"(?s)headrace_engine no-such-command failed:\n.*No such command"):
+    with pytest.raises(BenchError, match=r"(?s)headrace_engine no-such-command failed:\n.*No such command"):
         await engine_command("no-such-command")
 
 
@@ -69,13 +69,13 @@ async def test_waiting_for_idleness_reads_the_gauges(server, tmp_path) -> None:
     assert await wait_idle(engine, names=["running"], seconds=5.0)
     answers = iter(["running 2\n"] * 100)
     assert not await wait_idle(engine, names=["running"], seconds=0.3)
-    with pytest.raises(TunerError, match="has no series waiting"):
+    with pytest.raises(BenchError, match="has no series waiting"):
         await engine.total("waiting")
 
 
 async def test_metrics_of_nobody_are_an_error(tmp_path) -> None:
     async with load_session() as session:
-        with pytest.raises(TunerError, match=r"GET http://127\.0\.0\.1:1/metrics"):
+        with pytest.raises(BenchError, match=r"GET http://127\.0\.0\.1:1/metrics"):
             await Engine("http://127.0.0.1:1", session, tmp_path / "log").metrics()
 
 
@@ -83,7 +83,7 @@ def test_an_output_file_appears_whole(tmp_path) -> None:
     path = out_file(tmp_path, "x.json", lambda part: part.write_text("{}") and None)
     assert path.read_text() == "{}"
     assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
-    with pytest.raises(TunerError, match="cannot be written"):
+    with pytest.raises(BenchError, match="cannot be written"):
         out_file(tmp_path / "none", "x.json", lambda part: part.write_text("{}") and None)
 
 

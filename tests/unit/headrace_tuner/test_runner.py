@@ -14,7 +14,7 @@ import pytest
 from headrace_api.v1alpha1.records import Half, Phase, TrialState, Verdict, Window
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import SamplerSpec
-from headrace_core.config import resolve
+from headrace_core.knobs.resolve import resolve
 from headrace_tuner.errors import LeaseLost, TrialVoid, TunerError
 from headrace_tuner.meter import Measured
 from headrace_tuner.objective import Reading

@@ -1,7 +1,7 @@
 import pytest
 
 from headrace_api.v1alpha1.search import KnobRange
-from headrace_core.config import resolve
+from headrace_core.knobs.resolve import resolve
 from headrace_tuner.space import Space, canonical, engine_config, refusal
 
 SPACE = Space.of(

@@ -1,6 +1,6 @@
 import pytest
 
-from headrace_tuner.sse import Completion, SseDecoder, StreamError
+from headrace_client.load.sse import Completion, SseDecoder, StreamError
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

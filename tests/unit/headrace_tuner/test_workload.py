@@ -1,6 +1,13 @@
 import pytest
 
-from headrace_tuner.workload import RequestKind, Workload, derive_seed, endless_load, plan_load, prompt_ids
+from headrace_core.workload.plans import (
+    RequestKind,
+    Workload,
+    derive_seed,
+    endless_load,
+    plan_load,
+    prompt_ids,
+)
 
 LOAD = Workload(
     rate=2.0, duration=10.0, short_prompt_tokens=24, long_prompt_tokens=768, long_share=0.2, output_tokens=32

@@ -10,12 +10,12 @@ LIGHT = (
     "headrace_cli.explain_request",
     "headrace_cli.main",
     "headrace_client.kube",
-    "headrace_core.scheduler",
+    "headrace_core.scheduler.scheduler",
     "headrace_local.commands",
     "headrace_operator.app",
-    "headrace_tuner.bench_serve.command",
+    "headrace_bench.serve.command",
     "headrace_tuner.commands",
-    "headrace_tuner.modes.command",
+    "headrace_bench.modes.command",
     "headrace_tuner.runner",
 )
 HEAVY = ("torch", "transformers", "triton", "safetensors", "headrace_engine")

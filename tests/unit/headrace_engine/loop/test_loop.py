@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace_core import invariants
-from headrace_core.events import FinishReason, Request
-from headrace_core.slo import SloSet
+from headrace_core.evidence.slo import SloSet
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import FinishReason, Request
 from headrace_engine.loop.engine_loop import EngineLoop, RejectedError, StaleGenerationError, Submission
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_engine.outputs import Delta, Done, Event, ProblemKind, PromptScored, TokenScore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_core.events import FinishReason, ScheduledSeq, StepPlan
+from headrace_core.scheduler.events import FinishReason, ScheduledSeq, StepPlan
 from headrace_engine.loop import engine_loop as loop_module
 from headrace_engine.loop.inbox import EngineDeadError
 from headrace_engine.loop.isolation import run_step

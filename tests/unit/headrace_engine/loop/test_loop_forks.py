@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headrace_core import invariants
-from headrace_core.events import FinishReason, StepPlan
+from headrace_core.scheduler import invariants
+from headrace_core.scheduler.events import FinishReason, StepPlan
 from headrace_engine.outputs import Done, Event, PromptScored
 
 Looped = Any

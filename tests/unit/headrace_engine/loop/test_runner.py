@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_core.events import ScheduledSeq, StepPlan
+from headrace_core.scheduler.events import ScheduledSeq, StepPlan
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import CopyError, Runner
 from headrace_engine.model.kv_cache import LayerShape, copy_blocks, make_pool

@@ -8,10 +8,10 @@ import pytest
 from metrics_doubles import SLO, bounds, made, series, served, value
 
 from headrace_core import metric_names as names
-from headrace_core.config import resolve
-from headrace_core.events import FinishReason
+from headrace_core.evidence.slo import SloSet
+from headrace_core.knobs.resolve import resolve
 from headrace_core.metric_names import slo_id
-from headrace_core.slo import SloSet
+from headrace_core.scheduler.events import FinishReason
 from headrace_engine.metrics.engine_metrics import KEPT_GENERATIONS
 
 # Latency

@@ -9,9 +9,8 @@ import pytest
 from metrics_doubles import books, bounds, made, request, rows, series, served, step, value
 
 from headrace_core import metric_names as names
-from headrace_core.config import resolve
-from headrace_core.cost_model import CostModel, StepShape
-from headrace_core.events import (
+from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler.events import (
     Admitted,
     Finished,
     FinishReason,
@@ -21,8 +20,9 @@ from headrace_core.events import (
     StepResult,
     Token,
 )
-from headrace_core.roofline import AttentionLayers, ModelShape, Peaks
-from headrace_core.scheduler import Scheduler
+from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.sim.roofline import AttentionLayers, ModelShape, Peaks
+from headrace_core.sim.step_time import CostModel, StepShape
 from headrace_engine.metrics.engine_metrics import RequestTimes
 
 STATS: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from headrace_core.roofline import AttentionLayers, Peaks
+from headrace_core.sim.roofline import AttentionLayers, Peaks
 from headrace_engine.loop.probe import probe
 from headrace_engine.model import peaks
 from headrace_engine.model.attention import IMPLEMENTATION

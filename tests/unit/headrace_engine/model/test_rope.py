@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from headrace_core.config import resolve
+from headrace_core.knobs.resolve import resolve
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import ModelError, SettingsError
 from headrace_engine.loop.probe import probe

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from headrace_core.events import FinishReason
+from headrace_core.scheduler.events import FinishReason
 from headrace_engine.http.errors import ApiError
 from headrace_engine.openai.chat_template import ChatTemplate
 from headrace_engine.openai.prompts import Prompt

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace_core.events import FinishReason
+from headrace_core.scheduler.events import FinishReason
 from headrace_engine.lanes import Lanes
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.responses import Shape

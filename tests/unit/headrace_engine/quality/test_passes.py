@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_core.events import StepPlan, StepResult
+from headrace_core.scheduler.events import StepPlan, StepResult
 from headrace_engine.errors import SettingsError
 from headrace_engine.quality.offline import Job, drive
 from headrace_engine.quality.passes import choices, log_likelihoods, observe, spread

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace_core.proportions import Interval
+from headrace_core.evidence.intervals import Interval
 from headrace_engine.quality.comparison import compare
 from headrace_engine.quality.observed import Choice
 from headrace_engine.quality.verdict import EXIT_CODES, FEWEST_TEXTS, Finding, Rules, Verdict, judge, worst

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_core.events import Request, ScheduledSeq, Started
+from headrace_core.scheduler.events import Request, ScheduledSeq, Started
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import Runner
 from headrace_engine.model.demo import ensure_demo_model

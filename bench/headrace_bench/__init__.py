@@ -1,0 +1,1 @@
+"""Everything that `headrace bench` does outside the engine."""

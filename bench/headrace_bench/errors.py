@@ -1,0 +1,9 @@
+"""Errors of the benchmarks."""
+
+from __future__ import annotations
+
+from headrace_core.errors import HeadraceError
+
+
+class BenchError(HeadraceError):
+    """A benchmark cannot begin or go on; the message says what, where, why and what to do."""

@@ -1,0 +1,217 @@
+"""What is compared, and under which load: flags of each mode, lengths, rates, order and windows. Pure.
+
+The machine decides: its step times choose the chunk, and with the engine's own scheduler they predict what each mode
+can carry. The rates lie where the modes differ (`high`: more than static batching carries, less than continuous
+batching does), where they should not (`low`), and beyond what any carries (`full`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from headrace_bench.errors import BenchError
+from headrace_bench.serve.plan import Shape
+from headrace_core.knobs.resolve import EngineConfig, resolve
+from headrace_core.workload.lengths import Length
+
+CHUNK_COST = 1.35  # a chunk's tokens may cost this much of the cheapest that a step's tokens get
+SMALLEST_CHUNK = 32
+LONG_CHUNKS = 16  # chunks in a long prompt
+FITS = 0.9  # made-up text has about the tokens that it should
+LOW_OF_STATIC, LOW_OF_CHUNKED = 0.5, 0.3
+HIGH_OF_CHUNKED, HIGHEST, ABOVE_STATIC = 0.75, 0.9, 1.15
+BATCHES = 2.1  # whole batches that static batching gets to show its throughput
+
+
+class Mode(StrEnum):
+    """How the engine forms its steps."""
+
+    STATIC = "static"
+    CONTINUOUS = "continuous"
+    CHUNKED = "chunked"
+
+
+class Level(StrEnum):
+    """How much load."""
+
+    LOW = "low"
+    HIGH = "high"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Step times in seconds (`headrace bench engine --json`): `decode` by sequences, `prefill` by tokens of a chunk."""
+
+    decode: Mapping[int, float]
+    prefill: Mapping[int, float]
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, data: object) -> Calibration:
+        """Read the output of `headrace bench engine --json`. Raises `BenchError`."""
+        try:
+            if not isinstance(data, dict):
+                raise TypeError(f"an object is expected, got {data!r:.60}")
+            tables = {name: _table(data[f"{name}_step_seconds"]) for name in ("decode", "prefill")}
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise BenchError(
+                f"this is no calibration; `headrace bench engine MODEL --json` makes one: {error!r}"
+            ) from error
+        times = ("decode_step_seconds", "prefill_step_seconds")
+        return cls(tables["decode"], tables["prefill"], {k: v for k, v in data.items() if k not in times})
+
+    def step(self, rows: int) -> float:
+        """Seconds of a step with that many rows, each a decoding sequence or a token of a prompt."""
+        largest = max(self.decode)
+        beyond = {tokens: seconds for tokens, seconds in self.prefill.items() if tokens > largest}
+        return _interpolate(dict(self.decode) | beyond, rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """The engine's settings that all modes share, and the load's shape."""
+
+    shape: Shape
+    max_num_seqs: int
+    budget: int
+    chunk: int
+
+    def knobs(self, mode: Mode) -> dict[str, Any]:
+        """The knobs of a mode. Prefix caching is off: who comes later must not find the earlier one's prompts."""
+        shared = {
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.budget,
+            "enable_prefix_caching": False,
+            "max_queue_len": 1_000_000,
+        }
+        if mode is Mode.CHUNKED:
+            # Only one long prompt is in prefill at a time, so that a step never holds more than one chunk of one.
+            own = {"prefill_chunk_size": self.chunk, "long_prefill_token_threshold": 2 * self.chunk}
+            return shared | {"batching": "continuous", "enable_chunked_prefill": True} | own
+        batching = "static" if mode is Mode.STATIC else "continuous"
+        return shared | {"batching": batching, "enable_chunked_prefill": False}
+
+    def flags(self, mode: Mode) -> list[str]:
+        """The knobs as `headrace serve` takes them."""
+        words: list[str] = []
+        for name, value in self.knobs(mode).items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", str(value)]
+        return words
+
+    def config(self, mode: Mode) -> EngineConfig:
+        """What the engine makes of them."""
+        return resolve(self.knobs(mode))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Requests a second at each level, and what they were derived from. `separates`: `high` overloads static only."""
+
+    low: float
+    high: float
+    capacity: Mapping[Mode, float]
+    separates: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Seconds of each part of a visit. `full_static`: static batching needs whole batches."""
+
+    low: float
+    high: float
+    warmup: float
+    drain: float
+    full: float
+    full_static: float
+
+    def full_of(self, mode: Mode) -> float:
+        """How long `mode` is loaded fully."""
+        return self.full_static if mode is Mode.STATIC else self.full
+
+
+def choose_chunk(calibration: Calibration) -> int:
+    """The smallest chunk that still costs little more for each token than the best."""
+    costs = {tokens: seconds / tokens for tokens, seconds in calibration.prefill.items() if tokens >= SMALLEST_CHUNK}
+    if not costs:
+        return max(calibration.prefill)
+    best = min(costs.values())
+    return min(tokens for tokens, cost in costs.items() if cost <= CHUNK_COST * best)
+
+
+def make_design(
+    *, chunk: int, max_num_seqs: int, budget: int | None, short: Length, output: Length, long: Length | None,
+    long_share: float, max_model_len: int | None = None,
+) -> Design:  # fmt: skip
+    """The design. A long prompt is as many chunks as `LONG_CHUNKS`, or as the model holds. Raises `BenchError`."""
+    room = LONG_CHUNKS * chunk
+    if max_model_len is not None:
+        room = min(room, int((max_model_len - output.high) * FITS))
+    if long is None:
+        if room < 2 * short.high:
+            raise BenchError(
+                f"the model holds {max_model_len} tokens: with answers of up to {output.high} no long prompt fits; "
+                "lower --output-tokens or --chunk"
+            )
+        long = Length(room, room, float(room))
+    shape = Shape(prompt=short, output=output, long=long, long_share=long_share)
+    if max_model_len is not None and shape.longest > max_model_len:
+        raise BenchError(f"a request can have {shape.longest} tokens; the model holds {max_model_len}")
+    return Design(
+        shape=shape, max_num_seqs=max_num_seqs, budget=budget or max(256, max_num_seqs, 4 * chunk), chunk=chunk
+    )
+
+
+def choose_rates(capacity: Mapping[Mode, float]) -> Rates:
+    """Rates from what the modes carry, requests a second."""
+    static, chunked = capacity[Mode.STATIC], capacity[Mode.CHUNKED]
+    high = max(HIGH_OF_CHUNKED * chunked, min(ABOVE_STATIC * static, HIGHEST * chunked))
+    low = min(LOW_OF_STATIC * static, LOW_OF_CHUNKED * chunked)
+    return Rates(low=low, high=high, capacity=dict(capacity), separates=high >= ABOVE_STATIC * static)
+
+
+def order(repetitions: int) -> list[tuple[int, Mode]]:
+    """Repetition and mode of each visit: A-B-C, then C-B-A, so that a machine that drifts favours none."""
+    modes = list(Mode)
+    return [(turn, mode) for turn in range(repetitions) for mode in (modes if turn % 2 == 0 else modes[::-1])]
+
+
+def share_out(seconds: float, *, visits: int, start: float, batch: float) -> Windows:
+    """Windows that fill `seconds` with that many visits; `start`: seconds until a server is warm.
+
+    `batch`: seconds that a static batch takes. Windows have a least length, so a small budget is exceeded.
+    """
+    each = max(0.0, seconds / max(1, visits) - start)
+    full = max(2.0, 0.18 * each)
+    return Windows(  # warm-up and drain come twice
+        low=max(2.0, 0.18 * each),
+        high=max(3.0, 0.32 * each),
+        warmup=max(0.5, 0.05 * each),
+        drain=max(2.0, 0.08 * each),
+        full=full,
+        full_static=max(full, min(BATCHES * batch, 2.5 * full)),
+    )
+
+
+def _table(raw: Mapping[str, Any]) -> dict[int, float]:
+    table = {int(key): float(value) for key, value in raw.items()}
+    if not table or min(table) < 1 or min(table.values()) <= 0:
+        raise ValueError(f"a table of step times is expected, got {raw!r}")
+    return table
+
+
+def _interpolate(points: Mapping[int, float], at: float) -> float:
+    """Piecewise linear; flat before the first point, beyond the last along its slope."""
+    ordered = sorted(points.items())
+    if at <= ordered[0][0] or len(ordered) == 1:
+        return ordered[0][1] * max(1.0, at / ordered[0][0])
+    index = next((i for i, (rows, _) in enumerate(ordered) if rows >= at), len(ordered) - 1)
+    (left, low), (right, high) = ordered[index - 1], ordered[index]
+    return low + max(0.0, high - low) * (at - left) / (right - left)

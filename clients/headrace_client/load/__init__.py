@@ -1,0 +1,1 @@
+"""Load on an OpenAI server: the client and its streams."""

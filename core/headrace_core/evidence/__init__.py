@@ -1,0 +1,1 @@
+"""The only statistics of the project: SLO set, windows, intervals, verdicts."""

@@ -1,0 +1,35 @@
+"""Percentiles of what was measured, with the count that they rest on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace_core.evidence.slo import nearest_rank
+
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Nearest-rank percentiles in seconds, and how many values they stand on."""
+
+    count: int
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+def distribution(values: Iterable[float]) -> Distribution | None:
+    """Percentiles of `values`; None without any."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    p50, p95, p99 = (nearest_rank(ordered, percent) for percent in PERCENTILES)
+    return Distribution(len(ordered), p50, p95, p99, ordered[-1])
+
+
+def duration(seconds: float) -> str:
+    """Three significant digits: `12.3 ms`, `1.20 s`."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,0 +1,1 @@
+"""The knob table, and a full config from what was set."""

@@ -1,0 +1,1 @@
+"""Continuous batching with chunked prefill over paged KV blocks: the scheduler, pure."""

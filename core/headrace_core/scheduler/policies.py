@@ -1,0 +1,65 @@
+"""Who goes first: the order of the waiting queue, and its reverse, the order in which sequences lose their blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.scheduler.sequence import Sequence
+
+Key = tuple[float, ...]
+
+
+class SchedulingPolicy(StrEnum):
+    """Values of the knob `scheduling_policy`."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
+class Batching(StrEnum):
+    """Values of the knob `batching`."""
+
+    CONTINUOUS = "continuous"
+    STATIC = "static"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The policy in force. With `ageing` seconds, waiting that long is worth one level of priority; 0: never.
+
+    All that wait age alike, so the key is priority plus arrival over ageing, which does not depend on the time.
+    """
+
+    policy: SchedulingPolicy
+    ageing: float
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Order:
+        """The order that `config` asks for."""
+        return cls(SchedulingPolicy(config.scheduling_policy), config.priority_ageing_seconds)
+
+    def queue_key(self, seq: Sequence) -> Key:
+        """Lower goes first. Whoever was evicted waits at the front, of its priority where that counts."""
+        late = 0 if seq.evicted else 1
+        match self.policy:
+            case SchedulingPolicy.FCFS:
+                return (late, seq.request.arrival, seq.number)
+            case SchedulingPolicy.PRIORITY:
+                return (self._rank(seq), late, seq.request.arrival, seq.number)
+        assert_never(self.policy)
+
+    def eviction_key(self, seq: Sequence) -> Key:
+        """Higher is evicted first: the newest, or of the lowest priority the newest."""
+        match self.policy:
+            case SchedulingPolicy.FCFS:
+                return (seq.request.arrival, seq.number)
+            case SchedulingPolicy.PRIORITY:
+                return (self._rank(seq), seq.request.arrival, seq.number)
+        assert_never(self.policy)
+
+    def _rank(self, seq: Sequence) -> float:
+        priority = seq.request.priority
+        return priority + seq.request.arrival / self.ageing if self.ageing else priority

@@ -1,0 +1,1 @@
+"""What the scheduler did: kept for explain, written down, and played again."""

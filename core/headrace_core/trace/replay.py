@@ -1,0 +1,175 @@
+"""Do a recorded scheduler's calls again and compare, byte by byte, what is answered. Streams: no file is too long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from headrace_core.scheduler.events import FinishReason, StepPlan
+from headrace_core.trace import format as fmt
+from headrace_core.trace.record import RecordingScheduler
+
+
+class ProblemKind(StrEnum):
+    """Why a recording was not replayed to its end."""
+
+    HEADER = "header"  # no recording, or of another version
+    CORRUPT = "corrupt"  # a line is no call
+    DIFFERENT = "different"  # the scheduler answers otherwise than it did
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Where a replay stopped. `recorded` and `replayed` are the two texts of the line, where there are two."""
+
+    kind: ProblemKind
+    line: int
+    message: str
+    recorded: str = ""
+    replayed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What was replayed. `truncated_line` is the number of a last line that was cut short, as by a crash."""
+
+    lines: int = 0
+    calls: int = 0
+    steps: int = 0
+    outcomes: int = 0
+    truncated_line: int | None = None
+    problem: Problem | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was recorded came out the same."""
+        return self.problem is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+class _Stop(Exception):  # noqa: N818
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def replay(lines: Iterable[str]) -> ReplayReport:
+    """Replay a recording up to its end or its first problem. A last line without its newline may be cut short."""
+    work = _Replay()
+    problem = None
+    try:
+        for number, line, is_last in _numbered(lines):
+            if not work.is_cut_short(number, line, is_last=is_last):
+                work.take(number, line.removesuffix("\n"))
+        work.check_header()
+    except _Stop as stop:
+        problem = stop.problem
+    return ReplayReport(work.lines, work.calls, work.steps, work.outcomes, work.truncated_line, problem)
+
+
+class _Replay:
+    def __init__(self) -> None:
+        self.lines = self.calls = self.steps = self.outcomes = 0
+        self.truncated_line: int | None = None
+        self._scheduler: RecordingScheduler | None = None
+        self._written: list[str] = []
+
+    def is_cut_short(self, number: int, line: str, *, is_last: bool) -> bool:
+        """Whether `line` is the rest of one whose writing was interrupted."""
+        if is_last and not line.endswith("\n") and _parsed(line) is None:
+            self.truncated_line = number
+        return self.truncated_line is not None
+
+    def check_header(self) -> None:
+        """After the last line: there must have been a first one."""
+        if self._scheduler is None:
+            raise _Stop(Problem(ProblemKind.HEADER, 1, "the recording has no whole line, not even its header"))
+
+    def take(self, number: int, text: str) -> None:
+        """One whole line."""
+        data = _parsed(text)
+        if data is None:
+            raise _Stop(Problem(ProblemKind.CORRUPT, number, "not a JSON object", text))
+        self.lines = number
+        if self._scheduler is None:
+            self._scheduler = self._make(data, number)
+            return
+        self._written.clear()
+        self._call(_prepared(self._scheduler, data, number, text), counts=data["call"] == "commit")
+        replayed = "".join(self._written).removesuffix("\n")
+        if replayed != text:
+            raise _Stop(Problem(ProblemKind.DIFFERENT, number, "the scheduler answers otherwise", text, replayed))
+
+    def _make(self, data: dict[str, Any], number: int) -> RecordingScheduler:
+        try:
+            return RecordingScheduler(**fmt.read_header(data), write=self._written.append)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _Stop(Problem(ProblemKind.HEADER, number, f"the header is not usable: {error}")) from error
+
+    def _call(self, call: Callable[[], Any], *, counts: bool) -> None:
+        self.calls += 1
+        try:
+            answer = call()
+        except Exception:  # as when it was recorded, or else the texts differ
+            return
+        if counts:
+            self.steps += 1
+            self.outcomes += len(answer)
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str, bool]]:
+    """(number, line, whether it is the last)."""
+    before: str | None = None
+    number = 0
+    for line in lines:
+        if before is not None:
+            yield number, before, False
+        before, number = line, number + 1
+    if before is not None:
+        yield number, before, True
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _prepared(scheduler: RecordingScheduler, data: dict[str, Any], number: int, text: str) -> Callable[[], Any]:
+    """The call that a line tells, its arguments read."""
+    try:
+        args, now = data["args"], data["now"]
+        match data["call"]:
+            case "plan":
+                return partial(scheduler.plan, now)
+            case "commit":
+                return partial(scheduler.commit, _plan(scheduler, args), fmt.result_from_json(args), now)
+            case "submit":
+                return partial(scheduler.submit, fmt.request_from_json(args), now)
+            case "finish":
+                return partial(scheduler.finish, args["id"], FinishReason(args["reason"]), now)
+            case "reconfigure":
+                return partial(scheduler.reconfigure, dict(args), now)
+            case "expect":
+                return partial(scheduler.expect, list(args["lengths"]), now)
+            case other:
+                raise ValueError(f"there is no call {other!r}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        message = f"not a call with its arguments: {type(error).__name__}: {error}"
+        raise _Stop(Problem(ProblemKind.CORRUPT, number, message, text)) from error
+
+
+def _plan(scheduler: RecordingScheduler, args: dict[str, Any]) -> StepPlan:
+    """The plan in flight, or where another was committed by mistake, one that is not."""
+    if args["in_flight"] and scheduler.in_flight is not None:
+        return scheduler.in_flight
+    return StepPlan(step=args["step"], generation=0, seqs=())

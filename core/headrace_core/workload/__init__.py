@@ -1,0 +1,1 @@
+"""Planned load: arrivals, lengths, requests."""
