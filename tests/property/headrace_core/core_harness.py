@@ -8,9 +8,9 @@ from core_fake_model import FakeModel, unscheduled
 from core_waits import WaitBook
 
 from headrace_core.knobs.resolve import resolve
+from headrace_core.scheduler import events, invariants
 from headrace_core.scheduler.events import FinishReason, Request, ScheduledSeq, StepPlan, StepResult
 from headrace_core.scheduler.prefix_cache import digest
-from headrace_core.scheduler import events, invariants
 from headrace_core.trace.record import RecordingScheduler
 from headrace_core.trace.replay import replay
 
