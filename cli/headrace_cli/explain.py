@@ -7,7 +7,7 @@ import typer
 from headrace_cli.lazy import Entry, lazy_group
 
 EXPLAINS = {
-    "service": Entry("headrace_operator.commands:explain", "operator", "Why each knob of a service has its value."),
+    "service": Entry("headrace_operator.cli:explain", "operator", "Why each knob of a service has its value."),
     "request": Entry("headrace_cli.explain_request:explain_request", "engine", "What became of one request."),
 }
 

@@ -11,8 +11,8 @@ COMMANDS = {
     "model": Entry("headrace_engine.cli:model_app", "engine", "Get the demo model."),
     "bench": Entry("headrace_cli.bench:app", "engine", "Measure an engine, or any OpenAI server."),
     "sim": Entry("headrace_cli.sim:app", "engine", "The engine's own scheduler without the engine."),
-    "tune": Entry("headrace_tuner.commands:tune", "tuner", "Tune a running engine by hand."),
-    "status": Entry("headrace_operator.commands:status", "operator", "Services and tuning runs of a cluster."),
+    "tune": Entry("headrace_tuner.cli:tune", "tuner", "Tune a running engine by hand."),
+    "status": Entry("headrace_operator.cli:status", "operator", "Services and tuning runs of a cluster."),
     "explain": Entry("headrace_cli.explain:app", "operator", "Why a knob has its value; what became of a request."),
     "local": Entry("headrace_local.commands:app", "local", "The embedded cluster: up, down, status, demo."),
 }

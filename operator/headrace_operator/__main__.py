@@ -12,7 +12,7 @@ import typer
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_operator.app import App, configure_logs
-from headrace_operator.pod_template import Images
+from headrace_operator.service.pod import Images
 from headrace_operator.settings import LogFormat, Settings, SettingsError, read_token
 
 cli = typer.Typer(add_completion=False)

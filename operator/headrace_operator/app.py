@@ -18,18 +18,18 @@ from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_client.prom import Prometheus
 from headrace_client.resources import INFERENCE_SERVICES, TUNING_RUNS
-from headrace_operator.engines import Engines
-from headrace_operator.events import EventPoster
-from headrace_operator.handlers import build_registry, configure
-from headrace_operator.measure import PrometheusWindows
+from headrace_operator.cluster.apply import Writer
+from headrace_operator.cluster.events import EventPoster
+from headrace_operator.engines.headrace import Engines
 from headrace_operator.metrics import Metrics
-from headrace_operator.ports import EnginesPort, MetricsPort
-from headrace_operator.reconciler import ServiceReconciler, Tools
+from headrace_operator.protocols import EnginesPort, MetricsPort
+from headrace_operator.rollout.windows import PrometheusWindows
+from headrace_operator.runtime.cache import IndexView
+from headrace_operator.runtime.handlers import build_registry, configure
+from headrace_operator.runtime.worker import ObjectReference, Shell
+from headrace_operator.service.controller import ServiceReconciler, Tools
 from headrace_operator.settings import LogFormat, Settings
-from headrace_operator.shell import ObjectReference, Shell
-from headrace_operator.tuning_reconciler import RunReconciler
-from headrace_operator.view import IndexView
-from headrace_operator.writer import Writer
+from headrace_operator.tuning.controller import RunReconciler
 
 LOG = logging.getLogger(__name__)
 CRD_SECONDS = 60.0

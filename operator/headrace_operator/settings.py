@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from headrace_operator.pod_template import Images
+from headrace_operator.service.pod import Images
 
 MIN_TOKEN_LENGTH = 16
 

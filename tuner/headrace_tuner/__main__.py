@@ -19,9 +19,9 @@ from headrace_api.names import ADMIN_TOKEN_ENV
 from headrace_client.kube import Kube
 from headrace_core.errors import HeadraceError
 from headrace_tuner import logs
+from headrace_tuner.connections import Addresses
 from headrace_tuner.errors import LeaseLost, StoreUnavailable
 from headrace_tuner.job import Job
-from headrace_tuner.live import Addresses
 
 log = logging.getLogger("headrace_tuner")
 EXIT_FAILED, EXIT_LEASE, EXIT_STORE, EXIT_TERMINATED = 1, 3, 4, 143

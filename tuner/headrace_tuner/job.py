@@ -20,14 +20,14 @@ from headrace_client.load.client import LoadClient, find_endpoint, load_session
 from headrace_client.resources import INFERENCE_SERVICES, TUNING_RUNS, Resource
 from headrace_core.errors import HeadraceError
 from headrace_core.workload.plans import derive_seed
+from headrace_tuner.connections import Addresses, connect
 from headrace_tuner.errors import TunerError
-from headrace_tuner.keep_load import keep_load
-from headrace_tuner.live import Addresses, connect
-from headrace_tuner.phases import KeepLoad, next_action
-from headrace_tuner.runner import Runner, Setup, write_failure
+from headrace_tuner.measure.background_load import keep_load
+from headrace_tuner.records.configmap import ConfigMapStore
 from headrace_tuner.settings import study_plan, workload_of
-from headrace_tuner.space import Space
-from headrace_tuner.store_configmap import ConfigMapStore
+from headrace_tuner.study.phases import KeepLoad, next_action
+from headrace_tuner.study.runner import Runner, Setup, write_failure
+from headrace_tuner.study.space import Space
 
 log = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=Custom)

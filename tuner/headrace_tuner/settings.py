@@ -10,8 +10,8 @@ from headrace_client.load.client import Endpoint
 from headrace_core.evidence.slo import SloSet
 from headrace_core.workload.plans import Workload
 from headrace_tuner.errors import TunerError
-from headrace_tuner.objective import Goal
-from headrace_tuner.phases import Plan
+from headrace_tuner.study.objective import Goal
+from headrace_tuner.study.phases import Plan
 
 TARGETS = ("ttft", "itl", "e2e")  # those whose 95th percentile a reading has
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace_api import names
 from headrace_api.v1alpha1.records import Phase, Verdict
 from headrace_client.resources import CONFIG_MAPS, TUNING_RUNS
-from headrace_tuner.store import decode
+from headrace_tuner.records.store import decode
 
 _FIXTURES = Path(__file__).parents[2] / "contract/headrace_tuner/conftest.py"
 _spec = importlib.util.spec_from_file_location("tuner_contract_fixtures", _FIXTURES)

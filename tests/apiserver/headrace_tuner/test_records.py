@@ -9,7 +9,7 @@ from headrace_api.v1alpha1.records import Phase, StudyRecord
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS
 from headrace_tuner.errors import LeaseLost
-from headrace_tuner.store_configmap import ConfigMapStore
+from headrace_tuner.records.configmap import ConfigMapStore
 
 STUDY = StudyRecord(phase=Phase.SEARCHING, message="trial 3")
 OWNER = {"apiVersion": names.API_VERSION, "kind": "TuningRun", "name": "run", "uid": "0-0", "controller": True}

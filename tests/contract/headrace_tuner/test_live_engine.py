@@ -19,10 +19,10 @@ from headrace_bench.serve.show import TerminalDisplay
 from headrace_client.engine import EngineAdmin
 from headrace_client.load.client import LoadClient, find_endpoint, load_session
 from headrace_core.workload.plans import Workload, plan_load
-from headrace_tuner.by_hand import ByHand, slo_of
+from headrace_tuner.cli_study import ByHand, slo_of
+from headrace_tuner.connections import Addresses, connect
 from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.live import Addresses, connect
-from headrace_tuner.store import decode
+from headrace_tuner.records.store import decode
 
 pytestmark = pytest.mark.auto_dtype
 LOAD = Workload(

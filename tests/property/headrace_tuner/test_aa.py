@@ -6,7 +6,7 @@ import pytest
 
 from headrace_api.v1alpha1.records import Half, Verdict
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.effect import compare, decide
+from headrace_tuner.ladder.effect import compare, decide
 
 RUNS = 400
 MOST = 0.05

@@ -23,8 +23,8 @@ from headrace_core.metric_names import (
 )
 
 DECIDERS = (
-    "clients/headrace_client/window_reader.py", "operator/headrace_operator/measure.py",
-    "tuner/headrace_tuner/measure.py", "tuner/headrace_tuner/target.py",
+    "clients/headrace_client/window_reader.py", "operator/headrace_operator/rollout/windows.py",
+    "tuner/headrace_tuner/measure/reading.py", "tuner/headrace_tuner/targets/shadow.py",
 )  # fmt: skip
 ROOT = Path(__file__).parents[3]
 

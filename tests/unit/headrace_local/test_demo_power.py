@@ -21,7 +21,7 @@ from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.workload.plans import PlannedRequest, Workload, derive_seed, plan_load
 from headrace_local.demo import story
 from headrace_local.demo.story import Calibration, Story, tell
-from headrace_tuner.effect import compare
+from headrace_tuner.ladder.effect import compare
 
 # A 2-core EPYC with AVX2, fp32, one thread.
 MACHINE = Calibration(

@@ -25,15 +25,15 @@ from headrace_client.errors import (
 from headrace_client.resources import resource_of
 from headrace_core.knobs.resolve import ConfigError, EngineConfig, reconfigure, resolve
 from headrace_core.knobs.table import KNOBS
-from headrace_operator.events import EventPoster
-from headrace_operator.pod_template import Images
-from headrace_operator.ports import WindowQuery
-from headrace_operator.reconciler import Again, ServiceReconciler, Tools
+from headrace_operator.cluster.apply import Writer
+from headrace_operator.cluster.events import EventPoster
+from headrace_operator.protocols import WindowQuery
+from headrace_operator.rollout.analysis import NotYet
+from headrace_operator.runtime.cache import run_service_key
+from headrace_operator.service.controller import Again, ServiceReconciler, Tools
+from headrace_operator.service.pod import Images
 from headrace_operator.settings import Settings
-from headrace_operator.tuning_reconciler import RunReconciler
-from headrace_operator.verdict import NotYet
-from headrace_operator.view import run_service_key
-from headrace_operator.writer import Writer
+from headrace_operator.tuning.controller import RunReconciler
 
 NS = "default"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -334,12 +334,12 @@ class World:
         self.runs = RunReconciler(self.tools)
 
     async def reconcile(self, name: str = "chat") -> Again:
-        from headrace_operator.ports import Key
+        from headrace_operator.protocols import Key
 
         return await self.services.reconcile(Key(names.INFERENCE_SERVICE_KIND, NS, name))
 
     async def reconcile_run(self, name: str = "tune") -> Again:
-        from headrace_operator.ports import Key
+        from headrace_operator.protocols import Key
 
         return await self.runs.reconcile(Key(names.TUNING_RUN_KIND, NS, name))
 

@@ -11,8 +11,8 @@ from operator_doubles import service
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_core.knobs.resolve import ConfigError
 from headrace_core.knobs.table import HOT_KNOBS, KNOBS, KnobKind
-from headrace_operator.effective import Source, effective
-from headrace_operator.tuned import TunedRecord, TunedState, read_tuned, tuned_data
+from headrace_operator.rollout.revisions import TunedRecord, TunedState, read_tuned, tuned_data
+from headrace_operator.service.effective_config import Source, effective
 
 
 def of(gpus: int = 0, **config: Any) -> InferenceService:

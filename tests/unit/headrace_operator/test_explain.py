@@ -9,11 +9,11 @@ from operator_doubles import service, tuning_run
 from rich.console import Console
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_operator.commands import explain_table, runs_table, services_table
-from headrace_operator.effective import effective
-from headrace_operator.explain import explain_config, manager_of
+from headrace_operator.cli import explain_table, runs_table, services_table
+from headrace_operator.rollout.revisions import TunedRecord, TunedState
+from headrace_operator.service.effective_config import effective
+from headrace_operator.service.explain import explain_config, manager_of
 from headrace_operator.settings import SettingsError, read_token
-from headrace_operator.tuned import TunedRecord, TunedState
 
 SEED = {"f:spec": {"f:engine": {"f:config": {"f:seed": {}}}}}
 FIELDS = [

@@ -10,9 +10,9 @@ from operator_doubles import IMAGES
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.tuningrun import TuningRun
-from headrace_operator.desired import desired
-from headrace_operator.effective import effective
-from headrace_operator.tuning_desired import JobUrls, job_objects, trial_objects
+from headrace_operator.service.effective_config import effective
+from headrace_operator.service.objects import desired
+from headrace_operator.tuning.trial_objects import JobUrls, job_objects, trial_objects
 
 GOLDENS = Path(__file__).parents[2] / "golden" / "desired"
 CASES = sorted(path.parent.name for path in GOLDENS.glob("*/cr.yaml"))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from operator_doubles import IMAGES, service
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_operator.desired import desired
-from headrace_operator.effective import effective
-from headrace_operator.plan import HASH_ANNOTATION, Plan, difference, make_plan, ref_of
+from headrace_operator.cluster.plan import HASH_ANNOTATION, Plan, difference, make_plan, ref_of
+from headrace_operator.service.effective_config import effective
+from headrace_operator.service.objects import desired
 
 
 def objects(**spec: Any) -> tuple[dict[str, Any], ...]:

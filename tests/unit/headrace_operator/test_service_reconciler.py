@@ -9,7 +9,7 @@ from operator_doubles import FAULTS, NS, World, pod, service
 from headrace_api import names
 from headrace_client.errors import Conflict, EngineUnavailable, KubeError
 from headrace_core.knobs.resolve import resolve
-from headrace_operator.reconciler import SOON
+from headrace_operator.service.controller import SOON
 
 
 async def serving(world: World, **spec: object) -> str:

@@ -7,10 +7,10 @@ import pytest
 
 from headrace_client.errors import Conflict, Unavailable
 from headrace_operator.metrics import Metrics
-from headrace_operator.ports import Key
-from headrace_operator.reconciler import Again
-from headrace_operator.shell import STUCK_SECONDS, Shell
-from headrace_operator.workqueue import Backoff, WorkQueue
+from headrace_operator.protocols import Key
+from headrace_operator.runtime.work_queue import Backoff, WorkQueue
+from headrace_operator.runtime.worker import STUCK_SECONDS, Shell
+from headrace_operator.service.controller import Again
 
 KEY = Key("InferenceService", "default", "chat")
 

@@ -8,7 +8,7 @@ from operator_doubles import NS, World, pod, service, tuning_run
 from headrace_api import names
 from headrace_client.errors import KubeError, Unavailable
 from headrace_core.evidence.windows import WindowStats
-from headrace_operator.verdict import Measured, NotYet, Void
+from headrace_operator.rollout.analysis import Measured, NotYet, Void
 
 SLO = {"ttft": {"threshold": "800ms"}, "minRequests": 50}
 PROPOSAL = {"prefillChunkSize": 64, "decodeRatio": 0.5}

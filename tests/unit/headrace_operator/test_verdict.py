@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_core.evidence.windows import WindowStats
-from headrace_operator.measure import combined
-from headrace_operator.verdict import Outcome, judge, measures, rate_ratio
+from headrace_operator.rollout.analysis import Outcome, judge, measures, rate_ratio
+from headrace_operator.rollout.windows import combined
 
 
 def stats(requests: float, good: float, seconds: float = 20.0, latency: float = 0.1) -> WindowStats:

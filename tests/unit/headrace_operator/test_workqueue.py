@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_operator.workqueue import Backoff, WorkQueue
+from headrace_operator.runtime.work_queue import Backoff, WorkQueue
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -99,8 +99,8 @@ def make() -> SimpleNamespace:
     from headrace_api.v1alpha1.knobs import HotKnobs
     from headrace_api.v1alpha1.records import Half, Measures, TrialRecord, TrialState
     from headrace_api.v1alpha1.tuningrun import Objective
-    from headrace_tuner.objective import Goal, Reading
-    from headrace_tuner.phases import Plan
+    from headrace_tuner.study.objective import Goal, Reading
+    from headrace_tuner.study.phases import Plan
 
     def goal(**more: object) -> Goal:
         return Goal(**{"objective": Objective.GOODPUT, "attainment": 0.9, "thresholds": {"itl": 0.1}} | more)

@@ -6,10 +6,10 @@ from typer.testing import CliRunner
 
 from headrace_client.load.client import Endpoint, LoadClient, load_session
 from headrace_core.workload.plans import Workload
-from headrace_tuner import commands
-from headrace_tuner.by_hand import next_port, read_run, slo_of
+from headrace_tuner import cli
+from headrace_tuner.cli_study import next_port, read_run, slo_of
 from headrace_tuner.errors import TunerError
-from headrace_tuner.keep_load import keep_load
+from headrace_tuner.measure.background_load import keep_load
 from headrace_tuner.settings import check_fits, check_slo, study_plan, workload_of
 
 RUN = """
@@ -42,7 +42,7 @@ def invoke(command, *words: str):
 
 def test_tune_refuses_without_prometheus(tmp_path) -> None:
     (tmp_path / "run.yaml").write_text(RUN)
-    result = invoke(commands.tune, "http://127.0.0.1:1", "--spec", str(tmp_path / "run.yaml"))
+    result = invoke(cli.tune, "http://127.0.0.1:1", "--spec", str(tmp_path / "run.yaml"))
     assert result.exit_code == 2
     assert "--prometheus-url is missing" in result.output
 

@@ -2,7 +2,7 @@ import pytest
 
 from headrace_api.v1alpha1.records import Effect, Half, Verdict
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.effect import compare, decide, most_possible
+from headrace_tuner.ladder.effect import compare, decide, most_possible
 
 
 def windows(*goods: float, size: float = 24.0, tokens: float = 400.0) -> list[list[Half]]:

@@ -8,8 +8,8 @@ from headrace_client.errors import EngineDenied, EngineRefused, EngineUnavailabl
 from headrace_client.load.client import ErrorKind, RequestRecord, load_session
 from headrace_core.workload.plans import RequestKind
 from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.measure import Client, check_client, check_counts
-from headrace_tuner.target import Refused, ShadowTarget, gauge
+from headrace_tuner.measure.reading import Client, check_client, check_counts
+from headrace_tuner.targets.shadow import Refused, ShadowTarget, gauge
 
 
 def record(error: str | None = None, *, lag: float = 0.0) -> RequestRecord:
@@ -99,7 +99,7 @@ async def test_an_engine_that_comes_back_is_waited_for(monkeypatch) -> None:
     async def nap(_: float) -> None:
         return None
 
-    monkeypatch.setattr("headrace_tuner.target.asyncio.sleep", nap)
+    monkeypatch.setattr("headrace_tuner.targets.shadow.asyncio.sleep", nap)
     away = EngineUnavailable("no answer")
     assert await (await target(away, away, STATE, patience=60)).state() is STATE
     with pytest.raises(TunerError, match="has not answered for 0 s"):

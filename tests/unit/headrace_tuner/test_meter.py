@@ -7,10 +7,10 @@ import pytest
 from headrace_client.engine import EngineState
 from headrace_client.load.client import Endpoint, load_session
 from headrace_core.workload.plans import Workload
-from headrace_tuner import meter as meters
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.measure import Client, Span
-from headrace_tuner.meter import LiveMeter
+from headrace_tuner.measure import window as meters
+from headrace_tuner.measure.reading import Client, Span
+from headrace_tuner.measure.window import LiveMeter
 
 STATE = EngineState(
     generation=1, revision="r", config={}, knobs=(), device="cpu", dtype="float32", pretend_gpu=False, started_at=1.0,

@@ -12,9 +12,17 @@ from headrace_api.v1alpha1.records import (
     Window,
 )
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.candidates import Records, best_of
-from headrace_tuner.phases import Conclude, Finished, KeepLoad, Prepare, RunTrial, Verify, next_action
-from headrace_tuner.verdict import conclude, progress
+from headrace_tuner.ladder.verify import conclude, progress
+from headrace_tuner.study.candidates import Records, best_of
+from headrace_tuner.study.phases import (
+    Conclude,
+    Finished,
+    KeepLoad,
+    Prepare,
+    RunTrial,
+    Verify,
+    next_action,
+)
 
 BASE, GOOD = {"prefill_chunk_size": 1024}, {"prefill_chunk_size": 64}
 STUDY = StudyRecord(phase=Phase.BASELINE, baseline=Candidate(knobs=HotKnobs.of(BASE)))

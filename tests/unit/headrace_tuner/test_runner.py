@@ -16,12 +16,12 @@ from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import SamplerSpec
 from headrace_core.knobs.resolve import resolve
 from headrace_tuner.errors import LeaseLost, TrialVoid, TunerError
-from headrace_tuner.meter import Measured
-from headrace_tuner.objective import Reading
-from headrace_tuner.runner import Runner, Setup
-from headrace_tuner.space import Space
-from headrace_tuner.store import FolderStore, MemoryStore, decode
-from headrace_tuner.target import Refused
+from headrace_tuner.measure.window import Measured
+from headrace_tuner.records.store import FolderStore, MemoryStore, decode
+from headrace_tuner.study.objective import Reading
+from headrace_tuner.study.runner import Runner, Setup
+from headrace_tuner.study.space import Space
+from headrace_tuner.targets.shadow import Refused
 
 SPACE = Space.of(
     [
@@ -219,10 +219,10 @@ PROCESS = """
 import asyncio, sys
 from pathlib import Path
 from headrace_api.v1alpha1.tuningrun import Objective, SamplerSpec
-from headrace_tuner.objective import Goal
-from headrace_tuner.phases import Plan
-from headrace_tuner.runner import Runner, Setup
-from headrace_tuner.store import FolderStore
+from headrace_tuner.study.objective import Goal
+from headrace_tuner.study.phases import Plan
+from headrace_tuner.study.runner import Runner, Setup
+from headrace_tuner.records.store import FolderStore
 import importlib.util
 spec = importlib.util.spec_from_file_location("formula", sys.argv[1])
 module = importlib.util.module_from_spec(spec); sys.modules["formula"] = module; spec.loader.exec_module(module)

@@ -2,7 +2,7 @@ import pytest
 
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_core.knobs.resolve import resolve
-from headrace_tuner.space import Space, canonical, engine_config, refusal
+from headrace_tuner.study.space import Space, canonical, engine_config, refusal
 
 SPACE = Space.of(
     [

@@ -6,11 +6,11 @@ import pytest
 
 from headrace_api.v1alpha1.records import Phase, StudyRecord
 from headrace_client.errors import Conflict, Unavailable
-from headrace_tuner import store_configmap
 from headrace_tuner.errors import LeaseLost, StoreUnavailable, TunerError
-from headrace_tuner.lease import LEASE_KEY, LEASE_SECONDS, Lease, may_take
-from headrace_tuner.store import FolderStore, decode
-from headrace_tuner.store_configmap import ConfigMapStore
+from headrace_tuner.records import configmap
+from headrace_tuner.records.configmap import ConfigMapStore
+from headrace_tuner.records.lease import LEASE_KEY, LEASE_SECONDS, Lease, may_take
+from headrace_tuner.records.store import FolderStore, decode
 
 STUDY = StudyRecord(phase=Phase.SEARCHING)
 
@@ -110,7 +110,7 @@ async def test_another_pod_waits_until_the_lease_has_not_changed_for_its_length(
         naps.append(seconds)
         now += seconds
 
-    monkeypatch.setattr(store_configmap.asyncio, "sleep", nap)
+    monkeypatch.setattr(configmap.asyncio, "sleep", nap)
     other = store_of(kube, monkeypatch, "pod-2")
     await other.acquire()
     monkeypatch.undo()
@@ -128,7 +128,7 @@ async def test_an_api_server_that_is_away_is_named(kube, monkeypatch) -> None:
 
 
 async def test_records_too_big_for_a_config_map_are_refused(kube, monkeypatch) -> None:
-    monkeypatch.setattr(store_configmap, "MAX_BYTES", 10)
+    monkeypatch.setattr(configmap, "MAX_BYTES", 10)
     store = store_of(kube, monkeypatch)
     with pytest.raises(StoreUnavailable, match="more than a ConfigMap takes"):
         await store.acquire()

@@ -3,8 +3,8 @@ import pytest
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import SamplerKind, SamplerSpec
 from headrace_tuner.errors import TunerError
-from headrace_tuner.space import Space
-from headrace_tuner.study import propose
+from headrace_tuner.study.sampler import propose
+from headrace_tuner.study.space import Space
 
 SPACE = Space.of([KnobRange(name="prefillChunkSize", min=32.0, max=256.0, log=True)])
 

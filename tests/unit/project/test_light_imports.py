@@ -14,9 +14,9 @@ LIGHT = (
     "headrace_local.commands",
     "headrace_operator.app",
     "headrace_bench.serve.command",
-    "headrace_tuner.commands",
+    "headrace_tuner.cli",
     "headrace_bench.modes.command",
-    "headrace_tuner.runner",
+    "headrace_tuner.study.runner",
 )
 HEAVY = ("torch", "transformers", "triton", "safetensors", "headrace_engine")
 

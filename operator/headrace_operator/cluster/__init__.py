@@ -1,0 +1,1 @@
+"""The API server as the controllers need it: facts read, objects applied, events posted."""

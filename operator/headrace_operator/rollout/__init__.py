@@ -1,0 +1,1 @@
+"""How a service moves from one config to another."""

@@ -1,0 +1,339 @@
+"""A proposal's way into production, in place: measure, apply, measure again, keep or restore. A pure state machine.
+
+    MeasuringBefore -> Applying -> MeasuringAfter -> Kept | RolledBack | Failed
+
+What is wanted is decided by one object, ConfigMap NAME-tuned: absent or another run's, the old knobs; ours and
+Checking, the proposal on trial; ours and Kept, the proposal. The service's reconcile brings the engines to it. This
+machine only says what to write there and what to write into the status, always in that order, so a kill between the
+two writes is seen on the next pass: each phase says what an already written decision means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from headrace_api.v1alpha1.records import Measures
+from headrace_api.v1alpha1.tuningrun import RolloutPhase, RolloutPod, RolloutStatus, TuningRunSpec
+from headrace_core.evidence.windows import WindowStats
+from headrace_core.knobs.table import KnobValue
+from headrace_operator.protocols import WindowQuery
+from headrace_operator.rollout.analysis import (
+    Judgement,
+    Measured,
+    Outcome,
+    Reading,
+    Void,
+    judge,
+    measures,
+)
+from headrace_operator.rollout.revisions import TunedRecord, TunedState
+
+APPLY_SECONDS = 60.0  # for the engines to take the proposal
+EXTENSIONS = 5  # windows' lengths that a measurement may be extended by, while requests are too few
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """One ready engine. `wanted` are the hot knobs that the service asks of it now."""
+
+    name: str
+    uid: str
+    started_at: datetime
+    generation: int
+    config: Mapping[str, KnobValue]
+    wanted: Mapping[str, KnobValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What is proposed by whom."""
+
+    run: str
+    run_uid: str
+    knobs: Mapping[str, KnobValue]
+    override_pinned: bool
+    pinned: Mapping[str, KnobValue]  # of these knobs, what the service's spec pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """All that a step looks at."""
+
+    now: datetime
+    namespace: str
+    proposal: Proposal
+    spec: TuningRunSpec
+    min_requests: int
+    pods: Mapping[str, PodFacts]  # ready engines that answered just now, by uid
+    present: frozenset[str]  # uids of the stable pods that are there; under load one may not answer for a moment
+    tuned: TunedRecord | None
+    reading: Reading | None = None
+    waiting: float | None = None  # requests in the engines' queues; None: not known
+    service_problem: str = ""  # why the service's engines are not ready, if they are not
+
+    @property
+    def ours(self) -> bool:
+        """Whether this run's proposal is in force."""
+        return self.tuned is not None and self.tuned.run_uid == self.proposal.run_uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What follows: first `tuned` is written if `write`, then the status."""
+
+    status: RolloutStatus
+    write: bool = False
+    tuned: TunedRecord | None = None
+
+
+def begin(scene: Scene) -> RolloutStatus:
+    """First phase."""
+    pods = sorted(scene.pods.values(), key=lambda pod: pod.name)
+    return RolloutStatus(
+        phase=RolloutPhase.MEASURING_BEFORE,
+        started_at=scene.now,
+        phase_started_at=scene.now,
+        message="measures the service under its present knobs",
+        pods=[
+            RolloutPod(name=pod.name, uid=pod.uid, started_at=pod.started_at, from_generation=pod.generation)
+            for pod in pods
+        ],
+    )
+
+
+def window(status: RolloutStatus, scene: Scene) -> WindowQuery | None:
+    """The window whose reading the next step needs, or None."""
+    if status.phase not in (RolloutPhase.MEASURING_BEFORE, RolloutPhase.MEASURING_AFTER):
+        return None
+    after = status.phase is RolloutPhase.MEASURING_AFTER
+    if after and not scene.ours:
+        return None
+    settle = settle_seconds(scene.spec) if after else scene.spec.workload.warmup_seconds
+    start = _phase_start(status).timestamp() + settle
+    generations = {pod.name: (pod.to_generation if after else pod.from_generation) or 0 for pod in status.pods}
+    return WindowQuery(
+        namespace=scene.namespace,
+        generations=generations,
+        start=start,
+        end=start + scene.spec.workload.duration_seconds,
+    )
+
+
+def settle_seconds(spec: TuningRunSpec) -> float:
+    """Time after the change, and after the queue of before has emptied, that is not counted."""
+    return max(spec.workload.warmup_seconds, spec.workload.duration_seconds / 2)
+
+
+def step(status: RolloutStatus, scene: Scene) -> Step:
+    """One step. Nothing is lost if its status is never written: the next pass takes it again."""
+    if status.phase is RolloutPhase.MEASURING_BEFORE:
+        return _measuring_before(status, scene)
+    if status.phase is RolloutPhase.APPLYING:
+        return _applying(status, scene)
+    if status.phase is RolloutPhase.MEASURING_AFTER:
+        return _measuring_after(status, scene)
+    return Step(status=status)
+
+
+def _measuring_before(status: RolloutStatus, scene: Scene) -> Step:
+    problem = _disturbance(status, scene, [pod.from_generation for pod in status.pods])
+    stats, why = (None, problem) if problem else _read(status, scene)
+    if why:
+        return Step(status=_to(status, RolloutPhase.FAILED, scene, f"Inconclusive: {why}. Nothing was changed"))
+    if stats is None:
+        return Step(status=status)
+    measured = status.model_copy(update={"before": measures(stats)})
+    return Step(status=_to(measured, RolloutPhase.APPLYING, scene, "applies the proposal to the running engines"))
+
+
+def _applying(status: RolloutStatus, scene: Scene) -> Step:
+    late = scene.now - _phase_start(status) > timedelta(seconds=APPLY_SECONDS)
+    if not scene.ours:
+        if late:
+            return Step(status=_to(status, RolloutPhase.FAILED, scene, "could not be applied in time"))
+        return Step(status=status, write=True, tuned=_record(scene))
+    changed = [scene.pods.get(pod.uid) for pod in status.pods]
+    if all(pod is not None and _has(pod, scene.proposal.knobs) for pod in changed):
+        return Step(status=_draining(status, scene))
+    # It took the proposal before, and does not answer just now.
+    taken = all(pod.to_generation is not None and pod.uid in scene.present for pod in status.pods)
+    if late and (not taken or _drain_is_over(status, scene)):
+        why = scene.service_problem or "the engines did not take it"
+        message = f"could not be applied within {APPLY_SECONDS:g} s: {why}. The old knobs are restored"
+        return Step(status=_to(status, RolloutPhase.FAILED, scene, message), write=True, tuned=_before(scene))
+    return Step(status=status)
+
+
+def _draining(status: RolloutStatus, scene: Scene) -> RolloutStatus:
+    """Every engine has the proposal: note their generations, and go on once the queue of before is empty."""
+    pods = [pod.model_copy(update={"to_generation": scene.pods[pod.uid].generation}) for pod in status.pods]
+    applied = status.model_copy(update={"pods": pods})
+    if scene.waiting != 0 and not _drain_is_over(status, scene):
+        return applied.model_copy(update={"message": "waits until the queue of before is empty"})
+    message = "the proposal is in force; measures the service again"
+    return _to(applied, RolloutPhase.MEASURING_AFTER, scene, message)
+
+
+def _drain_is_over(status: RolloutStatus, scene: Scene) -> bool:
+    """Whether the queue had its time to empty. What arrived under the old knobs waited under them, and would be held
+    against the new ones; a queue that never empties is the new knobs' own fault."""
+    limit = APPLY_SECONDS + EXTENSIONS * scene.spec.workload.duration_seconds
+    return scene.now - _phase_start(status) > timedelta(seconds=limit)
+
+
+def _measuring_after(status: RolloutStatus, scene: Scene) -> Step:
+    if scene.tuned is not None and scene.ours and scene.tuned.state is TunedState.KEPT:
+        return Step(status=_already_kept(status, scene))
+    if not scene.ours:
+        return _restoring(status, scene)
+    problem = _disturbance(status, scene, [pod.to_generation for pod in status.pods])
+    stats, why = (None, problem) if problem else _read(status, scene)
+    if why:
+        return _restore(status, scene, f"Inconclusive: {why}")
+    if stats is None:
+        return Step(status=status)
+    after = status.model_copy(update={"after": measures(stats)})
+    verdict = _judge(status, scene, stats)
+    if verdict.outcome is Outcome.BETTER:
+        kept = _to(after, RolloutPhase.KEPT, scene, f"better: {verdict.message}")
+        return Step(status=kept, write=True, tuned=_kept(scene))
+    prefix = "Inconclusive" if verdict.outcome is Outcome.INCONCLUSIVE else "not better beyond its interval"
+    return _restore(after, scene, f"{prefix}: {verdict.message}")
+
+
+def _already_kept(status: RolloutStatus, scene: Scene) -> RolloutStatus:
+    """The decision was written and its status lost: tell it as well as it can still be told."""
+    if not isinstance(scene.reading, Measured):
+        return _to(status, RolloutPhase.KEPT, scene, "better; the numbers were lost when the operator restarted")
+    after = status.model_copy(update={"after": measures(scene.reading.stats)})
+    return _to(after, RolloutPhase.KEPT, scene, f"better: {_judge(status, scene, scene.reading.stats).message}")
+
+
+def _judge(status: RolloutStatus, scene: Scene, after: WindowStats) -> Judgement:
+    return judge(
+        _stats(status.before, scene.spec.workload.duration_seconds),
+        after,
+        min_requests=scene.min_requests,
+        confidence=scene.spec.verification.confidence,
+    )
+
+
+def _restore(status: RolloutStatus, scene: Scene, why: str) -> Step:
+    """Want the old knobs again; the phase ends when the engines have them."""
+    return Step(status=status.model_copy(update={"message": why}), write=True, tuned=_before(scene))
+
+
+def _restoring(status: RolloutStatus, scene: Scene) -> Step:
+    knobs = scene.proposal.knobs
+    back = all(pod.config.get(name) == pod.wanted.get(name) for pod in scene.pods.values() for name in knobs)
+    if not (scene.pods and back):
+        return Step(status=status)
+    return Step(status=_to(status, RolloutPhase.ROLLED_BACK, scene, f"{status.message}. The old knobs are back"))
+
+
+def _disturbance(status: RolloutStatus, scene: Scene, generations: list[int | None]) -> str:
+    """Why the pods are no longer those that were recorded, or an empty string."""
+    for pod, generation in zip(status.pods, generations, strict=True):
+        facts = scene.pods.get(pod.uid)
+        if pod.uid not in scene.present:
+            return f"pod {pod.name} is gone"
+        if facts is None:
+            continue  # not known now; nothing is decided before it answers, see _read
+        if facts.started_at != pod.started_at:
+            return f"the engine of pod {pod.name} restarted"
+        if facts.generation != generation:
+            return f"somebody else changed the config of pod {pod.name} meanwhile"
+    return "" if status.pods else "no engine was ready"
+
+
+def _read(status: RolloutStatus, scene: Scene) -> tuple[WindowStats | None, str]:
+    """The window's numbers; or nothing yet; or why there will be none."""
+    query = window(status, scene)
+    if query is None:
+        return None, ""
+    latest = query.end + EXTENSIONS * scene.spec.workload.duration_seconds
+    over = scene.now.timestamp() > latest
+    silent = [pod.name for pod in status.pods if pod.uid not in scene.pods]
+    if silent:
+        return None, f"pod {silent[0]} is not ready or does not answer" if over else ""
+    if isinstance(scene.reading, Void):
+        return None, scene.reading.why
+    if not isinstance(scene.reading, Measured):
+        return None, "Prometheus has no scrape of the window" if over and scene.reading else ""
+    stats = scene.reading.stats
+    if stats.requests >= scene.min_requests:
+        return stats, ""
+    few = f"only {stats.requests:g} requests finished in {stats.seconds:.0f} s, {scene.min_requests} are needed"
+    return None, few if over else ""
+
+
+def _to(status: RolloutStatus, phase: RolloutPhase, scene: Scene, message: str) -> RolloutStatus:
+    return status.model_copy(update={"phase": phase, "phase_started_at": scene.now, "message": message})
+
+
+def _phase_start(status: RolloutStatus) -> datetime:
+    return status.phase_started_at or status.started_at
+
+
+def _has(pod: PodFacts, knobs: Mapping[str, KnobValue]) -> bool:
+    return all(pod.config.get(name) == value for name, value in knobs.items())
+
+
+def _record(scene: Scene) -> TunedRecord:
+    proposal = scene.proposal
+    some = next(iter(scene.pods.values()), None)
+    previous = {name: some.wanted.get(name) for name in proposal.knobs} if some else {}
+    return TunedRecord(
+        tuning_run=proposal.run,
+        run_uid=proposal.run_uid,
+        state=TunedState.CHECKING,
+        knobs=dict(proposal.knobs),
+        applied_at=scene.now,
+        override_pinned=proposal.override_pinned,
+        pinned=dict(proposal.pinned),
+        previous=previous,
+        restore=scene.tuned.to_json() if scene.tuned else None,
+    )
+
+
+def _before(scene: Scene) -> TunedRecord | None:
+    return scene.tuned.before() if scene.tuned is not None and scene.ours else scene.tuned
+
+
+def _kept(scene: Scene) -> TunedRecord:
+    record = scene.tuned or _record(scene)
+    return TunedRecord(
+        tuning_run=record.tuning_run,
+        run_uid=record.run_uid,
+        state=TunedState.KEPT,
+        knobs=record.knobs,
+        applied_at=record.applied_at,
+        override_pinned=record.override_pinned,
+        pinned=record.pinned,
+        previous=record.previous,
+    )
+
+
+def _stats(before: Measures | None, seconds: float) -> WindowStats:
+    """The numbers of the first window that a verdict needs, from the status."""
+    nan = float("nan")
+    requests = before.requests or 0.0 if before else 0.0
+    good = round((before.attainment or 0.0) * requests) if before else 0.0
+    if before and before.goodput:
+        seconds = good / before.goodput
+    return WindowStats(
+        seconds=seconds,
+        requests=requests,
+        good=good,
+        output_tokens=0.0,
+        ttft_p50=nan,
+        ttft_p95=nan,
+        ttft_p99=nan,
+        itl_p50=nan,
+        itl_p95=nan,
+        itl_p99=nan,
+        itl_max=nan,
+    )

@@ -1,0 +1,1 @@
+"""One InferenceService: from spec to objects to status."""

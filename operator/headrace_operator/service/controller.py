@@ -1,0 +1,325 @@
+"""One pass over one InferenceService: see, plan, apply, converge the engines, prove the route, write the status once.
+
+The only place that orders the I/O of a service; every decision is in a pure module. A pass that finds nothing to do
+writes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from headrace_api import names
+from headrace_api.base import InvalidResource
+from headrace_api.v1alpha1.conditions import Reason
+from headrace_api.v1alpha1.inferenceservice import InferenceService, InferenceServiceStatus
+from headrace_client.errors import EngineError
+from headrace_client.resources import INFERENCE_SERVICES
+from headrace_core.knobs.resolve import ConfigError
+from headrace_operator.cluster.apply import Writer, Written
+from headrace_operator.cluster.events import EventPoster
+from headrace_operator.cluster.findings import Finding, no
+from headrace_operator.cluster.hashing import service_token
+from headrace_operator.cluster.observe import (
+    DeploymentView,
+    PodView,
+    by_age,
+    cluster_ip,
+    deployment_view,
+    pod_view,
+)
+from headrace_operator.errors import SpecRefusedError
+from headrace_operator.protocols import EnginesPort, Key, KubePort, MetricsPort, View
+from headrace_operator.rollout.config_push import DRIFT_SECONDS, Convergence
+from headrace_operator.rollout.revisions import TunedRecord, TunedState, read_tuned
+from headrace_operator.service.effective_config import Effective, effective
+from headrace_operator.service.model_sources import model_argument
+from headrace_operator.service.objects import Desired, desired, tuned_config_map
+from headrace_operator.service.readiness import CONFIG_PROBLEMS, Fleet, Probed, engines_ready
+from headrace_operator.service.status import (
+    ServiceObservation,
+    changed,
+    service_status,
+    service_url,
+)
+from headrace_operator.settings import Settings
+
+LOG = logging.getLogger(__name__)
+SOON = 1.0  # seconds: engines that are still to be changed, a route that is still to carry a token
+LATER = 15.0  # seconds: what waits for a person
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """When the key is due again; `failed` backs off instead."""
+
+    after: float | None = None
+    failed: str = ""
+    gone: bool = False
+    wake: tuple[Key, ...] = ()  # other keys that this pass concerns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What both reconcilers work with. `now` is wall time, `clock` the loop's."""
+
+    kube: KubePort
+    view: View
+    engines: EnginesPort
+    metrics: MetricsPort
+    settings: Settings
+    writer: Writer
+    events: EventPoster
+    now: Callable[[], datetime]
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """What the spec stands for, or the finding that it stands for nothing."""
+
+    config: Effective | None = None
+    desired: Desired | None = None
+    tuned: TunedRecord | None = None
+    problem: Finding | None = None
+    token: str = ""
+
+
+class ServiceReconciler:
+    """Reconciles InferenceServices."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._convergence = Convergence(tools.engines, clock=tools.clock)
+        self._proofs: dict[Key, tuple[str, frozenset[tuple[str, int]]]] = {}
+        self._fresh = FreshStatus()
+
+    async def reconcile(self, key: Key) -> Again:
+        """One pass. The key's object may be gone."""
+        body = self._fresh.newest(key, self._tools.view.service(key.namespace, key.name))
+        if body is None:
+            self._forget(key)
+            return Again(gone=True)
+        if body["metadata"].get("deletionTimestamp"):
+            return Again()  # ownerReferences take the children along
+        try:
+            service = InferenceService.read(body)
+        except InvalidResource as error:
+            return await self._unreadable(body, error)
+        return await self._reconcile(key, body, service)
+
+    async def _reconcile(self, key: Key, body: Mapping[str, Any], service: InferenceService) -> Again:
+        wanted = self._wanted(service)
+        orphaned = wanted.tuned is not None and self._abandoned(service, wanted.tuned)
+        if orphaned and wanted.tuned is not None:
+            return await self._restore(service, wanted.tuned)
+        written = await self._write(service, wanted)
+        seen = await self._observe(key, service, wanted, written)
+        status = service_status(service, seen, now=self._tools.now())
+        await self._save(body, service, status)
+        return self._again(key, service, seen, written)
+
+    def _wanted(self, service: InferenceService) -> _Wanted:
+        tools, metadata = self._tools, service.metadata
+        namespace = metadata.namespace or ""
+        token = service_token(tools.settings.root_token, namespace=namespace, service=metadata.name)
+        tuned: TunedRecord | None = None
+        try:
+            tuned = read_tuned(tools.view.child("ConfigMap", namespace, names.tuned_config_map(metadata.name)))
+        except ValueError as error:
+            LOG.error("ConfigMap %s/%s is not used: %s", namespace, names.tuned_config_map(metadata.name), error)
+        try:
+            config = effective(service, tuned)
+            target = desired(service, config, images=tools.settings.images, token=token)
+        except ConfigError as error:
+            listed = "; ".join(f"spec.engine.config.{problem}" for problem in error.problems)
+            return _Wanted(tuned=tuned, token=token, problem=no(Reason.INVALID_CONFIG, listed))
+        except SpecRefusedError as error:
+            return _Wanted(tuned=tuned, token=token, problem=no(error.reason, error.message))
+        return _Wanted(config=config, desired=target, tuned=tuned, token=token)
+
+    def _abandoned(self, service: InferenceService, tuned: TunedRecord) -> bool:
+        """Whether a proposal is in force unproven, and its run will never judge it."""
+        if tuned.state is not TunedState.CHECKING:
+            return False
+        run = self._tools.view.run(service.metadata.namespace or "", tuned.tuning_run)
+        return run is None or run["metadata"]["uid"] != tuned.run_uid or bool(run["metadata"].get("deletionTimestamp"))
+
+    async def _restore(self, service: InferenceService, tuned: TunedRecord) -> Again:
+        LOG.warning("TuningRun %s is gone before its proposal was judged: the old knobs are restored", tuned.tuning_run)
+        written = await self._tools.writer.bring([tuned_config_map(service, tuned.before())])
+        # The view shows the restored record soon; that event, or this delay, brings the next pass.
+        return Again(after=SOON, failed=written.error or written.conflict)
+
+    async def _write(self, service: InferenceService, wanted: _Wanted) -> Written:
+        if wanted.desired is None:
+            return Written()
+        missing = any(pod.waiting in CONFIG_PROBLEMS for pod in self._pods(service))
+        return await self._tools.writer.bring(wanted.desired.objects, distrust=missing)
+
+    def _pods(self, service: InferenceService) -> list[PodView]:
+        raw = self._tools.view.engine_pods(service.metadata.namespace or "", service.metadata.name)
+        pods = (pod_view(body) for body in raw)
+        return by_age(pod for pod in pods if pod.track == names.TRACK_STABLE)
+
+    def _deployment(self, service: InferenceService) -> DeploymentView | None:
+        name = names.stable_deployment(service.metadata.name)
+        body = self._tools.view.child("Deployment", service.metadata.namespace or "", name)
+        return deployment_view(body) if body else None
+
+    async def _observe(
+        self, key: Key, service: InferenceService, wanted: _Wanted, written: Written
+    ) -> ServiceObservation:
+        view = self._tools.view
+        fleet = self._fleet(service, wanted, self._deployment(service))
+        if wanted.config is not None:
+            fleet = await self._converged(fleet, wanted.config, wanted.token)
+        else:
+            fleet = _as_is(fleet)
+        address = cluster_ip(view.child("Service", key.namespace, names.service_name(key.name)))
+        problem = await self._prove(key, service, fleet, address)
+        return ServiceObservation(
+            fleet=fleet,
+            config=wanted.config,
+            spec_problem=wanted.problem,
+            conflict=written.conflict,
+            api_error=written.error,
+            cluster_ip=address,
+            routable=not problem,
+            route_problem=problem,
+            tuned=wanted.tuned,
+        )
+
+    def _fleet(self, service: InferenceService, wanted: _Wanted, deployment: DeploymentView | None) -> Fleet:
+        # Without a valid spec, what is there is judged by the revision that is there.
+        there = deployment.revision if deployment else ""
+        return Fleet(
+            pods=self._pods(service),
+            replicas=service.spec.replicas,
+            revision=wanted.desired.template_revision if wanted.desired else there,
+            model=_model(service),
+            probed={},
+            deployment=deployment,
+        )
+
+    async def _converged(self, fleet: Fleet, config: Effective, token: str) -> Fleet:
+        gone = {pod.uid for pod in fleet.pods} - {pod.uid for pod in fleet.live}
+        self._convergence.forget(gone)
+        probed: dict[str, Probed] = await self._convergence.bring(fleet.current, config, token=token)
+        return replace(fleet, probed=probed)
+
+    async def _prove(self, key: Key, service: InferenceService, fleet: Fleet, address: str) -> str:
+        """Why no token came through the Service yet, or an empty string once one did from this revision's pods."""
+        if not engines_ready(fleet).holds:
+            return "the engines are not ready"
+        if not address:
+            return "the Service has no address yet"
+        ready = frozenset(pod.identity for pod in fleet.ready)
+        revision, proven = self._proofs.get(key, ("", frozenset()))
+        if revision == fleet.revision and ready & proven:
+            return ""
+        try:
+            await self._tools.engines.one_token(service_url(address), model=service.served_name)
+        except EngineError as error:
+            return f"no token through the Service: {error}"
+        self._proofs[key] = (fleet.revision, ready)
+        return ""
+
+    async def _save(self, body: Mapping[str, Any], service: InferenceService, status: InferenceServiceStatus) -> None:
+        if status == service.status:
+            return
+        news = changed(service.status.conditions, status.conditions)
+        whole = {**body, "status": status.to_kube()}
+        answer = await self._tools.kube.replace_status(INFERENCE_SERVICES, whole)
+        self._fresh.wrote(_key(service), body, answer)
+        for item in news:
+            LOG.info("%s: %s=%s %s: %s", service.key, item.type, item.status.value, item.reason, item.message)
+        await self._tools.events.conditions(body, news)
+
+    async def _unreadable(self, body: Mapping[str, Any], error: InvalidResource) -> Again:
+        """A spec that the schema let through and the models do not: say so, touch nothing else."""
+        finding = no(Reason.INVALID_SPEC, "; ".join(str(problem) for problem in error.problems))
+        replicas = (body.get("spec") or {}).get("replicas")
+        readable = {"replicas": replicas} if isinstance(replicas, int) else {}
+        bare = {**body, "spec": {"model": {"uri": "file:///unreadable"}, **readable}}
+        try:
+            service = InferenceService.read(bare)
+        except InvalidResource:
+            service = InferenceService.read({**bare, "status": {}})
+        there = self._deployment(service)
+        fleet = _as_is(self._fleet(service, _Wanted(problem=finding), there))
+        seen = ServiceObservation(fleet=fleet, spec_problem=finding)
+        await self._save(body, service, service_status(service, seen, now=self._tools.now()))
+        return Again()
+
+    def _again(self, key: Key, service: InferenceService, seen: ServiceObservation, written: Written) -> Again:
+        runs = self._tools.view.runs_of(key.namespace, key.name)
+        wake = tuple(Key(names.TUNING_RUN_KIND, key.namespace, run["metadata"]["name"]) for run in runs)
+        if written.error:
+            return Again(failed=written.error, wake=wake)
+        return Again(after=_delay(seen), wake=wake if service.status.revision != _revision(seen) else ())
+
+    def _forget(self, key: Key) -> None:
+        self._proofs.pop(key, None)
+        self._tools.writer.forget(key.namespace, [("Secret", names.admin_secret(key.name))])
+
+
+def _as_is(fleet: Fleet) -> Fleet:
+    """Without a valid spec nothing is wanted of the engines that they don't have."""
+    return replace(fleet, probed={pod.uid: Probed(in_force=True) for pod in fleet.ready})
+
+
+def _delay(seen: ServiceObservation) -> float | None:
+    if seen.conflict:
+        return LATER
+    if seen.spec_problem is not None or not seen.fleet.ready:
+        return None  # an event will come
+    engine = engines_ready(seen.fleet)
+    if engine.reason is Reason.CONFIG_REFUSED:
+        return LATER
+    if engine.reason in (Reason.CONFIG_PENDING, Reason.ENGINE_UNREACHABLE) or (engine.holds and not seen.routable):
+        return SOON
+    return DRIFT_SECONDS
+
+
+def _key(service: InferenceService) -> Key:
+    return Key(names.INFERENCE_SERVICE_KIND, service.metadata.namespace or "", service.metadata.name)
+
+
+def _revision(seen: ServiceObservation) -> str | None:
+    return seen.config.revision if seen.config else None
+
+
+def _model(service: InferenceService) -> str:
+    try:
+        return model_argument(service.spec.model)
+    except SpecRefusedError:
+        return service.spec.model.uri
+
+
+class FreshStatus:
+    """Reads our own status writes: the view shows them a moment later, and a stale status must not decide again."""
+
+    def __init__(self) -> None:
+        self._written: dict[Key, tuple[frozenset[tuple[str, str]], dict[str, Any]]] = {}  # outdated versions, newest
+
+    def newest(self, key: Key, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """`body`, or what we made of it since."""
+        outdated, answer = self._written.get(key, (frozenset(), {}))
+        if body is None or _version(body) not in outdated:
+            self._written.pop(key, None)
+            return body
+        return answer
+
+    def wrote(self, key: Key, body: Mapping[str, Any], answer: dict[str, Any]) -> None:
+        """`answer` is what the API server made of a status written from `body`."""
+        outdated, _ = self._written.get(key, (frozenset(), {}))
+        if _version(answer) != _version(body):
+            self._written[key] = (outdated | {_version(body)}, answer)
+
+
+def _version(body: Mapping[str, Any]) -> tuple[str, str]:
+    return body["metadata"]["uid"], body["metadata"].get("resourceVersion", "")

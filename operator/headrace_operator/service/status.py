@@ -1,0 +1,143 @@
+"""What is observed of an InferenceService to its new status. Pure; the same observation gives the same status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from headrace_api import names
+from headrace_api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Reason, merge_conditions
+from headrace_api.v1alpha1.inferenceservice import Endpoint, InferenceService, InferenceServiceStatus
+from headrace_api.v1alpha1.knobs import EngineKnobs
+from headrace_operator.cluster.findings import Finding, no, yes
+from headrace_operator.rollout.revisions import TunedRecord
+from headrace_operator.service.effective_config import Effective
+from headrace_operator.service.readiness import EngineFacts, Fleet, devices, engines_ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceObservation:
+    """All that a service's status is made of."""
+
+    fleet: Fleet
+    config: Effective | None = None  # None: the spec is not valid
+    spec_problem: Finding | None = None
+    conflict: str = ""  # a child's name belongs to somebody else
+    api_error: str = ""
+    cluster_ip: str = ""
+    routable: bool = False  # a token came through the Service, from an engine of this revision
+    route_problem: str = ""
+    tuned: TunedRecord | None = None
+
+
+def service_status(service: InferenceService, seen: ServiceObservation, *, now: datetime) -> InferenceServiceStatus:
+    """New status. Where the spec is not valid, what was last in force stays in it."""
+    old = service.status
+    findings = _findings(seen)
+    generation = service.metadata.generation or 0
+    new = [finding.condition(type_, generation=generation, now=now) for type_, finding in findings.items()]
+    known = {
+        "observed_generation": generation,
+        "conditions": merge_conditions(old.conditions, new),
+        "replicas": len(seen.fleet.live),
+        "ready_replicas": sum(1 for pod in seen.fleet.live if pod.ready),
+        "selector": names.selector_string(names.stable_selector(service.metadata.name)),
+        "endpoint": Endpoint(url=service_url(seen.cluster_ip)) if seen.cluster_ip else old.endpoint,
+        "tuned": seen.tuned.status() if seen.tuned else None,
+    }
+    if seen.config is not None:
+        known |= {
+            "template_revision": seen.fleet.revision,
+            "config": shown_config(seen.config, _engine(seen.fleet)),
+            "revision": seen.config.revision,
+        }
+    return old.model_copy(update=known)
+
+
+def service_url(cluster_ip: str) -> str:
+    """Base URL of a Service. By address: a cluster need not have DNS, and a pod's resolver need not know it yet."""
+    host = f"[{cluster_ip}]" if ":" in cluster_ip else cluster_ip
+    return f"http://{host}:{names.HTTP_PORT}"
+
+
+def shown_config(config: Effective, engine: EngineFacts | None) -> EngineKnobs:
+    """Every knob's wanted value; what an engine computes is taken from one, and is missing until one is up."""
+    full = config.config(engine.device if engine else None)
+    wanted = {**full.values(), "prefill_chunk_size": full.chunk}
+    computed = engine.config if engine else {}
+    return EngineKnobs.of({name: computed.get(name) if value is None else value for name, value in wanted.items()})
+
+
+def changed(old: Sequence[Condition], new: Sequence[Condition]) -> list[Condition]:
+    """Conditions whose status or reason is new: what an event is worth."""
+    before = {item.type: (item.status, item.reason) for item in old}
+    return [item for item in new if before.get(item.type) != (item.status, item.reason)]
+
+
+def is_true(conditions: Sequence[Condition], type_: ConditionType) -> bool:
+    """Whether the condition is there and True."""
+    return any(item.type == type_.value and item.status is ConditionStatus.TRUE for item in conditions)
+
+
+def _engine(fleet: Fleet) -> EngineFacts | None:
+    states = (fleet.facts(pod).state for pod in fleet.ready)
+    return next((state for state in states if state is not None), None)
+
+
+def _findings(seen: ServiceObservation) -> dict[ConditionType, Finding]:
+    engine = _engine_finding(seen)
+    return {
+        ConditionType.SPEC_VALID: seen.spec_problem or yes(Reason.VALID, _valid_message(seen.config)),
+        ConditionType.ENGINE_READY: engine,
+        ConditionType.READY: _ready_finding(seen, engine),
+        ConditionType.PROGRESSING: _progress_finding(seen, engine),
+    }
+
+
+def _valid_message(config: Effective | None) -> str:
+    return config.ignored if config is not None and config.ignored else "every check passed"
+
+
+def _engine_finding(seen: ServiceObservation) -> Finding:
+    if seen.conflict:
+        return no(Reason.NAME_TAKEN, seen.conflict)
+    return engines_ready(seen.fleet)
+
+
+def _ready_finding(seen: ServiceObservation, engine: Finding) -> Finding:
+    if seen.spec_problem is not None:
+        serving = len([pod for pod in seen.fleet.live if pod.ready])
+        rest = f"; {serving} pods of the last valid spec go on serving" if serving else ""
+        return no(Reason.SPEC_NOT_VALID, seen.spec_problem.message + rest)
+    if not engine.holds:
+        return no(engine.reason, engine.message)
+    if not seen.routable:
+        return no(Reason.NOT_ROUTABLE, seen.route_problem or "waits for a token through the Service")
+    where = devices(seen.fleet, on_gpu=seen.config is not None and seen.config.on_gpu)
+    count = f"{len(seen.fleet.ready)} of {seen.fleet.replicas} engines answer"
+    return yes(Reason.SERVING, f"{count}, {where}" if where else count)
+
+
+def _progress_finding(seen: ServiceObservation, engine: Finding) -> Finding:
+    if seen.spec_problem is not None:
+        return no(Reason.WAITING_FOR_SPEC, "nothing is done until the spec is valid")
+    if seen.api_error:
+        return no(Reason.API_ERROR, seen.api_error)
+    rollout = _rollout_finding(seen.fleet, engine)
+    if rollout is not None:
+        return rollout
+    if engine.reason in (Reason.CONFIG_PENDING, Reason.CONFIG_REFUSED, Reason.ENGINE_UNREACHABLE):
+        return yes(Reason.APPLYING_CONFIG, engine.message)
+    return no(Reason.UP_TO_DATE, f"revision {seen.fleet.revision} is rolled out")
+
+
+def _rollout_finding(fleet: Fleet, engine: Finding) -> Finding | None:
+    deployment = fleet.deployment
+    if deployment is not None and deployment.deadline_exceeded:
+        return no(Reason.DEADLINE_EXCEEDED, deployment.deadline_exceeded)
+    old = len(fleet.live) - len(fleet.current)
+    settled = deployment is not None and deployment.current and deployment.revision == fleet.revision
+    if settled and not old and len(fleet.ready) >= fleet.replicas:
+        return None
+    return yes(Reason.ROLLING_OUT, engine.message)

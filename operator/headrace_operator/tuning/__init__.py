@@ -1,0 +1,1 @@
+"""One TuningRun: its trial, its Job, its status."""

@@ -1,0 +1,40 @@
+"""`headrace tune`: the study by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace_api.names import ADMIN_TOKEN_ENV
+from headrace_client.terminal import console, run_async
+
+
+def tune(
+    url: Annotated[str, typer.Argument(help="Running engine, such as http://127.0.0.1:8000.")],
+    *,
+    spec: Annotated[
+        Path, typer.Option(help="TuningRun manifest (YAML); its spec is used.", exists=True, dir_okay=False)
+    ],
+    prometheus_url: Annotated[
+        str | None, typer.Option(help="Prometheus that scrapes the engine, every second or so.")
+    ] = None,
+    admin_url: Annotated[str | None, typer.Option(help="The engine's admin port. Default: URL's port plus 1.")] = None,
+    records: Annotated[Path | None, typer.Option(help="Folder of the records. Default: ./tuning/NAME.")] = None,
+) -> None:
+    """Search an engine's hot knobs under load, verify the winner on fresh load, print it; the engine is left as found.
+
+    Stop it with Ctrl-C and start it again: it goes on from the records.
+    """
+    from headrace_tuner.cli_study import ByHand  # noqa: PLC0415  (Optuna and SciPy take a second; bench does without)
+
+    if prometheus_url is None:
+        raise typer.BadParameter(
+            "--prometheus-url is missing: the numbers of a study come from the engine's live metrics. Run a Prometheus "
+            f"with a scrape interval of 1 s on {url.rstrip('/')}/metrics and name it here"
+        )
+    token = os.environ.get(ADMIN_TOKEN_ENV, "")
+    study = ByHand(url=url, spec=spec, prometheus_url=prometheus_url, admin_url=admin_url, token=token, records=records)
+    run_async(study.run(console))

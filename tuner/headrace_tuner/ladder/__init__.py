@@ -1,0 +1,1 @@
+"""From the search to a verdict."""

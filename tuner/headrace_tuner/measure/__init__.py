@@ -1,0 +1,1 @@
+"""One measured window."""

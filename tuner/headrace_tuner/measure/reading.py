@@ -1,0 +1,186 @@
+"""Reads a trial's window from Prometheus, and holds it against what the client saw.
+
+A window has a revision of its own, patched in as it begins: the engine labels each request by the config under which it
+arrived, so the series of that revision hold the window's requests, all of them and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace_api.v1alpha1.records import Half
+from headrace_client.errors import PrometheusError
+from headrace_client.load.client import ErrorKind, RequestRecord
+from headrace_client.prom import Prometheus, Sample
+from headrace_client.window_reader import read_window, selector
+from headrace_core import metric_names as metrics
+from headrace_core.evidence.percentiles import distribution
+from headrace_core.evidence.windows import WindowStats, WindowVoidError, histogram_quantile
+from headrace_tuner.errors import TrialVoid
+from headrace_tuner.study.objective import Reading
+
+IDENTITY = ("namespace", "pod", "instance", "job")
+SCRAPE_TIMEOUT = 20.0  # seconds; intervals up to 15 s are common
+LOST = frozenset({ErrorKind.CONNECT, ErrorKind.RESET, ErrorKind.PROTOCOL, ErrorKind.WRONG_LENGTH})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A window that has ended. Unix times: begin, end of the arrivals, end of the drain."""
+
+    revision: str
+    generation: int
+    start: float
+    end: float
+    drained: float
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What picks its series."""
+        return {"revision": self.revision, "config_generation": str(self.generation)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """What the client knows of a window. `early`: warm-up requests that may have reached the engine after its begin.
+
+    `lag_limit`: how late, in seconds, 99 % of the requests may be sent.
+    """
+
+    records: Sequence[RequestRecord]
+    early: int = 0
+    lag_limit: float = math.inf
+
+
+async def read_trial(prometheus: Prometheus, span: Span, client: Client) -> Reading:
+    """The window's reading. Raises `TrialVoid` with the reason where the live metrics do not support one."""
+    check_client(client)
+    try:
+        pod = await _pod(prometheus, span)
+        stats = await read_window(
+            prometheus,
+            pods=pod,
+            where=span.labels,
+            start=span.start,
+            end=span.drained,
+            timeout=SCRAPE_TIMEOUT,
+        )
+        rejected = await _total(prometheus, metrics.REJECTED.series, span)
+        check_counts(client, finished=stats.requests, rejected=rejected)
+        planned = max(float(len(client.records)), stats.requests + rejected)
+        middle = await _half(prometheus, span, at=(span.start + span.end) / 2)
+        tokens, seconds = await _tokens(prometheus, span)
+        e2e = await _e2e_p95(prometheus, span)
+    except (WindowVoidError, PrometheusError) as error:
+        raise TrialVoid(str(error), restarted="restarted" in str(error)) from error
+    return Reading(
+        seconds=span.end - span.start,
+        planned=planned,
+        good=stats.good,
+        throughput=tokens / seconds,
+        p95={"ttft": stats.ttft_p95, "itl": stats.itl_p95, "e2e": e2e},
+        halves=halves(middle, stats, planned=planned),
+    )
+
+
+async def wait_until_scraped(prometheus: Prometheus, revision: str) -> None:
+    """Wait until Prometheus has the engine under that revision: a window needs a scrape before it.
+
+    Raises `TrialVoid`.
+    """
+    info = selector(metrics.CONFIG_INFO.series, {"revision": revision})
+    try:
+        await prometheus.wait_for_scrape(info, 0.0, SCRAPE_TIMEOUT)
+    except PrometheusError as error:
+        raise TrialVoid(f"Prometheus does not scrape this engine: {error}") from error
+
+
+def halves(first: Half, whole: WindowStats, *, planned: float) -> tuple[Half, Half]:
+    """Both halves of a window, by the time of finishing. What never finished counts in the second."""
+    return first, Half(
+        good=whole.good - first.good,
+        requests=planned - first.requests,
+        tokens=whole.output_tokens - first.tokens,
+    )
+
+
+def check_client(client: Client) -> None:
+    """Void what says more about the client than about the server. Raises `TrialVoid`."""
+    lost = [record for record in client.records if record.error in LOST]
+    if lost:
+        first = f"{lost[0].error}: {lost[0].detail}"
+        raise TrialVoid(
+            f"{len(lost)} of {len(client.records)} requests broke off, the first with {first}",
+            restarted=any(record.error in (ErrorKind.CONNECT, ErrorKind.RESET) for record in lost),
+        )
+    full = sum(record.error == ErrorKind.CLIENT_FULL for record in client.records)
+    if full:
+        raise TrialVoid(f"the client was at its limit: {full} requests could not be sent")
+    lag = distribution(record.lag for record in client.records)
+    if lag is not None and lag.p99 > client.lag_limit:
+        raise TrialVoid(
+            f"the client could not keep its schedule: 99 % of requests were sent within {lag.p99:.3f} s of their time, "
+            f"{client.lag_limit:.3f} s is allowed; give the tuner more CPU"
+        )
+
+
+def check_counts(client: Client, *, finished: float, rejected: float) -> None:
+    """The engine's counts and the client's must agree, but for requests that nobody can place. Raises `TrialVoid`."""
+    certain = sum(record.error is None or record.error == "http_429" for record in client.records)
+    most, counted = len(client.records) + client.early, finished + rejected
+    if not certain <= counted <= most:
+        raise TrialVoid(
+            f"the engine counted {finished:g} finished and {rejected:g} refused requests, the client {certain} with "
+            f"an answer of {len(client.records)} sent; does anybody else send requests to this engine?"
+        )
+
+
+async def _pod(prometheus: Prometheus, span: Span) -> dict[str, str]:
+    """Labels that identify the engine among all that Prometheus scrapes; waits for a scrape after the window."""
+    info = selector(metrics.CONFIG_INFO.series, span.labels)
+    await prometheus.wait_for_scrape(info, span.drained, SCRAPE_TIMEOUT)
+    found = {
+        tuple((name, sample.labels[name]) for name in IDENTITY if name in sample.labels)
+        for sample in await prometheus.query(info)
+    }
+    if len(found) != 1:
+        raise TrialVoid(f"{len(found)} engines have the revision {span.revision}; exactly one should")
+    return dict(found.pop())
+
+
+async def _total(prometheus: Prometheus, name: str, span: Span, at: float | None = None) -> float:
+    # The generation was born in this window, so its counters began at 0 there.
+    return math.fsum(sample.value for sample in await prometheus.query(selector(name, span.labels), at))
+
+
+async def _half(prometheus: Prometheus, span: Span, *, at: float) -> Half:
+    names = (metrics.SLO_GOOD, metrics.SLO_TOTAL, metrics.REJECTED, metrics.OUTPUT_TOKENS)
+    good, judged, rejected, tokens = await asyncio.gather(
+        *(_total(prometheus, metric.series, span, at) for metric in names)
+    )
+    return Half(good=good, requests=judged + rejected, tokens=tokens)
+
+
+async def _tokens(prometheus: Prometheus, span: Span) -> tuple[float, float]:
+    """Output tokens at the last scrape while the load was on, and how long after the begin that was, seconds."""
+    samples = await prometheus.raw(selector(metrics.OUTPUT_TOKENS.series, span.labels), span.start, span.end)
+    if not samples:
+        raise TrialVoid("no scrape inside the window: make workload.duration at least twice the scrape interval")
+    last = max(samples, key=lambda sample: sample.timestamp)
+    return last.value, last.timestamp - span.start
+
+
+async def _e2e_p95(prometheus: Prometheus, span: Span) -> float:
+    samples = await prometheus.query(selector(f"{metrics.E2E.name}_bucket", span.labels))
+    return histogram_quantile(0.95, _buckets(samples))
+
+
+def _buckets(samples: Sequence[Sample]) -> Mapping[float, float]:
+    buckets: defaultdict[float, float] = defaultdict(float)
+    for sample in samples:
+        buckets[float(sample.labels["le"])] += sample.value
+    return buckets

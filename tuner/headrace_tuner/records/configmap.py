@@ -1,0 +1,147 @@
+"""Records in the ConfigMap RUN-records, by server-side apply with the version that was read: compare and swap."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from contextlib import suppress
+from typing import Any
+
+from headrace_api import names
+from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, VerificationRecord
+from headrace_client.errors import Conflict, KubeError
+from headrace_client.kube import Kube
+from headrace_client.resources import CONFIG_MAPS
+from headrace_tuner.errors import LeaseLost, StoreUnavailable
+from headrace_tuner.records.lease import LEASE_KEY, LEASE_SECONDS, Lease, may_take
+from headrace_tuner.records.store import MAX_BYTES, decode, encode, key_of
+from headrace_tuner.study.candidates import Records
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 1.0
+
+
+class ConfigMapStore:
+    """The Job's records. Every write carries all entries and the resourceVersion they are based on.
+
+    Somebody else's harmless write (a label, an annotation) only moves the version: it is read again and the write
+    repeated, as long as the lease in it is still ours.
+    """
+
+    def __init__(self, kube: Kube, *, namespace: str, run: str, owner: dict[str, Any]) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._run = run
+        self._owner = owner
+        host = os.environ.get("HOSTNAME") or socket.gethostname()  # the pod's name in a cluster
+        self._lease = Lease(holder=f"{host}/{os.getpid()}/{secrets.token_hex(4)}", host=host)
+        self._data: dict[str, str] = {}
+        self._version: str | None = None
+        self._writing = asyncio.Lock()
+        self._renewing: asyncio.Task[None] | None = None
+        self.lost = asyncio.Event()
+
+    async def acquire(self) -> None:
+        """See `Store`. Waits while another holder renews its lease, for ever: a Job's deadline ends that."""
+        if self._renewing is not None:
+            return
+        seen, since = "", asyncio.get_running_loop().time()
+        while True:
+            await self._read()
+            now, text = asyncio.get_running_loop().time(), self._data.get(LEASE_KEY, "")
+            if text != seen:
+                seen, since = text, now
+            if may_take(Lease.decode(text), self._lease, unchanged_for=now - since):
+                try:
+                    await self._swap({LEASE_KEY: self._lease.encode()})
+                except Conflict:
+                    continue
+                break
+            log.info("another tuner holds the records", extra={"holder": Lease.decode(text).holder})
+            await asyncio.sleep(POLL_SECONDS)
+        self._renewing = asyncio.create_task(self._renew())
+
+    async def load(self) -> Records:
+        """See `Store`."""
+        return decode(self._data)
+
+    async def save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:
+        """See `Store`."""
+        await self._write({key_of(record): encode(record)})
+
+    async def release(self) -> None:
+        """See `Store`."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._renewing
+            self._renewing = None
+        with suppress(KubeError, LeaseLost, StoreUnavailable):
+            await self._write({LEASE_KEY: Lease().encode()})
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
+            self._lease = self._lease.renewed()
+            try:
+                await self._write({LEASE_KEY: self._lease.encode()})
+            except LeaseLost as error:
+                log.error(str(error))
+                return
+            except StoreUnavailable as error:
+                log.warning(str(error))  # nobody else can write either; the next write tells who holds it
+
+    async def _write(self, entries: dict[str, str]) -> None:
+        if self.lost.is_set():
+            raise LeaseLost("another tuner has taken over the records")
+        async with self._writing:
+            while True:
+                try:
+                    return await self._swap(entries)
+                except Conflict:
+                    await self._read()
+                self._check_mine()
+
+    def _check_mine(self) -> None:
+        holder = Lease.decode(self._data.get(LEASE_KEY)).holder
+        if holder != self._lease.holder:
+            self.lost.set()
+            raise LeaseLost(f"{holder or 'nobody'} holds the records now; this tuner stops and writes no more")
+
+    async def _swap(self, entries: dict[str, str]) -> None:
+        data = self._data | entries
+        size = sum(len(key) + len(text.encode()) for key, text in data.items())
+        if size > MAX_BYTES:
+            raise StoreUnavailable(
+                f"the records of {self._run} have {size} bytes, more than a ConfigMap takes: lower spec.budget.trials"
+            )
+        try:
+            written = await self._kube.apply(self._body(data), field_manager=names.TUNER_MANAGER)
+        except Conflict:
+            raise
+        except KubeError as error:
+            raise StoreUnavailable(f"the records cannot be written: {error}") from error
+        self._data, self._version = data, written["metadata"]["resourceVersion"]
+
+    async def _read(self) -> None:
+        name = names.records_config_map(self._run)
+        try:
+            found = await self._kube.get(CONFIG_MAPS, name, self._namespace)
+        except KubeError as error:
+            raise StoreUnavailable(f"the records cannot be read: {error}") from error
+        self._data = dict((found or {}).get("data") or {})
+        self._version = found["metadata"]["resourceVersion"] if found else None
+
+    def _body(self, data: dict[str, str]) -> dict[str, Any]:
+        metadata: dict[str, Any] = {
+            "name": names.records_config_map(self._run),
+            "namespace": self._namespace,
+            "labels": {names.MANAGED_BY_LABEL: names.MANAGED_BY, names.TUNING_RUN_LABEL: self._run},
+            "ownerReferences": [self._owner],
+        }
+        if self._version is not None:
+            metadata["resourceVersion"] = self._version
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}

@@ -1,0 +1,1 @@
+"""What a study does next, and the search behind it."""

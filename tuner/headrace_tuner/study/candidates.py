@@ -1,0 +1,97 @@
+"""What the records say about each config: repeats pooled, best and baseline picked out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headrace_api.v1alpha1.records import Candidate, StudyRecord, TrialRecord, TrialState, VerificationRecord
+from headrace_api.v1alpha1.tuningrun import Objective
+from headrace_tuner.study.objective import Goal
+from headrace_tuner.study.space import canonical
+
+MEASURED = (TrialState.COMPLETE, TrialState.INFEASIBLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """All that was written down."""
+
+    study: StudyRecord | None = None
+    trials: tuple[TrialRecord, ...] = ()
+    windows: tuple[VerificationRecord, ...] = ()
+
+    @property
+    def baseline(self) -> Candidate | None:
+        """The config that was in force when the study began."""
+        return self.study.baseline if self.study else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooled:
+    """All measured trials of one config taken together: a repeat is not a second chance to be lucky."""
+
+    candidate: Candidate
+    value: float  # goodput or throughput, without the margin that breaks ties
+    good: float
+    requests: float
+    feasible: bool
+
+    @property
+    def attainment(self) -> float:
+        """Share of good requests."""
+        return self.good / self.requests
+
+
+def pool(goal: Goal, trials: Iterable[TrialRecord]) -> list[Pooled]:
+    """Measured trials by config, in the order of their first trial."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for record in trials:
+        if record.state in MEASURED and record.measures is not None and record.score is not None:
+            groups.setdefault(canonical(record.knobs.values()), []).append(record)
+    return [_pooled(goal, group) for group in groups.values()]
+
+
+def _pooled(goal: Goal, group: Sequence[TrialRecord]) -> Pooled:
+    measures = [record.measures for record in group if record.measures is not None]
+    requests = sum(item.requests or 0.0 for item in measures)
+    good = sum((item.attainment or 0.0) * (item.requests or 0.0) for item in measures)
+    goodput = goal.objective is Objective.GOODPUT
+    values = [(item.goodput if goodput else item.throughput) or 0.0 for item in measures]
+    scores = [record.score or 0.0 for record in group]
+    attainment = good / requests
+    return Pooled(
+        # Four digits are more than a window can resolve, and people read this one in `kubectl get`.
+        candidate=Candidate(
+            knobs=group[0].knobs, score=float(f"{sum(scores) / len(scores):.4g}"), attainment=attainment
+        ),
+        value=sum(values) / len(values),
+        good=good,
+        requests=requests,
+        feasible=attainment >= goal.attainment,
+    )
+
+
+def best_of(goal: Goal, trials: Iterable[TrialRecord]) -> Pooled | None:
+    """The config with the best score among those that meet the attainment; where none does, among all."""
+    return max(pool(goal, trials), key=lambda item: (item.feasible, item.candidate.score or 0.0), default=None)
+
+
+def baseline_of(goal: Goal, records: Records) -> Pooled | None:
+    """The baseline's own trials."""
+    return (
+        None if records.baseline is None else next(iter(pool(goal, of_config(records.trials, records.baseline))), None)
+    )
+
+
+def better(goal: Goal, best: Pooled, baseline: Pooled) -> bool:
+    """Whether `best` did more than `baseline`, so that it is worth a verification."""
+    if goal.objective is Objective.THROUGHPUT and best.feasible != baseline.feasible:
+        return best.feasible
+    return best.value > baseline.value and (best.feasible or goal.objective is Objective.GOODPUT)
+
+
+def of_config(trials: Iterable[TrialRecord], config: Candidate) -> list[TrialRecord]:
+    """The trials of one config."""
+    key = canonical(config.knobs.values())
+    return [record for record in trials if canonical(record.knobs.values()) == key]

@@ -1,0 +1,192 @@
+"""What a study does next, decided from its records alone. Pure.
+
+Nothing is remembered outside the records, so a tuner that was killed at any point goes on where they end, and repeats
+at most the one window that had not been written down.
+
+    Prepare -> baseline trial -> search trials -> verification windows (A-B-B-A) -> Conclude -> KeepLoad | Finished
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace_api.v1alpha1.records import Candidate, Phase, TrialRecord, TrialState, Verdict, VerificationRecord
+from headrace_api.v1alpha1.tuningrun import Objective
+from headrace_core.knobs.table import KnobValue
+from headrace_tuner.ladder.effect import most_possible
+from headrace_tuner.study.candidates import (
+    MEASURED,
+    Pooled,
+    Records,
+    baseline_of,
+    best_of,
+    better,
+    of_config,
+    pool,
+)
+from headrace_tuner.study.objective import Goal
+
+BASELINE_TRIES = 3
+VOIDS_IN_A_ROW = 5
+SPARE_BLOCKS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the spec asks for. `trials` counts all, the baseline's too; `duration` in seconds.
+
+    `keep_load`: the load goes on after an Improved verdict, until the operator has applied the proposal.
+    """
+
+    goal: Goal
+    trials: int | None
+    duration: float | None
+    blocks: int
+    min_effect: float
+    confidence: float
+    keep_load: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Read the config in force: it is the baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrial:
+    """Measure one config; without `knobs` the sampler proposes them."""
+
+    number: int
+    phase: Phase
+    knobs: Mapping[str, KnobValue] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Measure one window of the verification; both windows of a `block` get the same fresh seed."""
+
+    number: int
+    block: int
+    winner: bool
+    knobs: Mapping[str, KnobValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """Say the verdict. `verdict` None: the verification's windows decide, see `verdict.py`."""
+
+    verdict: Verdict | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLoad:
+    """Keep the load on the service while the operator applies the proposal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Nothing is left to do."""
+
+
+Action = Prepare | RunTrial | Verify | Conclude | KeepLoad | Finished
+
+
+def next_action(plan: Plan, records: Records, *, now: float) -> Action:
+    """The next thing to do; `now` in Unix seconds."""
+    study = records.study
+    if study is None or study.baseline is None:
+        return Prepare()
+    if study.verdict is not None:
+        return KeepLoad() if study.verdict is Verdict.IMPROVED and plan.keep_load else Finished()
+    if records.windows:  # once verification began, the candidate stands
+        return _verify(plan, records)
+    return _baseline(plan, records, study.baseline) or _search(plan, records, now=now) or _verify(plan, records)
+
+
+def _baseline(plan: Plan, records: Records, baseline: Candidate) -> Action | None:
+    measured = pool(plan.goal, of_config(records.trials, baseline))
+    if not measured:
+        if len(records.trials) < BASELINE_TRIES:
+            return RunTrial(_next_trial(records.trials), Phase.BASELINE, baseline.knobs.values())
+        reason = records.trials[-1].reason
+        return Conclude(Verdict.ABSTAINED, f"the baseline could not be measured: {reason}")
+    if len(records.trials) == 1 and plan.goal.objective is Objective.GOODPUT:
+        return _hopeless(plan, measured[0])
+    return None
+
+
+def _hopeless(plan: Plan, baseline: Pooled) -> Conclude | None:
+    possible = most_possible(baseline.good, baseline.requests, confidence=plan.confidence)
+    if possible >= 1 + plan.min_effect:
+        return None
+    return Conclude(
+        Verdict.ABSTAINED,
+        f"the load is too light to tell configs apart: the baseline serves {baseline.attainment:.1%} of it within the "
+        f"SLO, so no config can do more than {possible - 1:.1%} better, and minEffect is {plan.min_effect:.1%}; raise "
+        "workload.rate, or tighten the SLO",
+    )
+
+
+def _search(plan: Plan, records: Records, *, now: float) -> Action | None:
+    tail = records.trials[-VOIDS_IN_A_ROW:]
+    if len(tail) == VOIDS_IN_A_ROW and all(record.state is TrialState.VOID for record in tail):
+        return Conclude(
+            Verdict.ABSTAINED, f"{VOIDS_IN_A_ROW} trials in a row were void, the last one: {tail[-1].reason}"
+        )
+    spent = plan.trials is not None and len(records.trials) >= plan.trials
+    late = plan.duration is not None and now - _began(records.trials, now) >= plan.duration
+    return None if spent or late else RunTrial(_next_trial(records.trials), Phase.SEARCHING)
+
+
+def _verify(plan: Plan, records: Records) -> Action:
+    best, baseline = best_of(plan.goal, records.trials), baseline_of(plan.goal, records)
+    if best is None or baseline is None or not better(plan.goal, best, baseline):
+        return Conclude(*_nothing_better(baseline))
+    if len(complete_blocks(records.windows)) >= plan.blocks:
+        return Conclude()
+    number = _next_window(records.windows)
+    block = number // 2
+    if block >= plan.blocks + SPARE_BLOCKS:
+        reason = next((item.reason for item in reversed(records.windows) if item.reason), "")
+        return Conclude(Verdict.INCONCLUSIVE, f"too many windows of the verification were void, the last one: {reason}")
+    winner = (number + block) % 2 == 1  # A B, B A, A B, ...
+    chosen = best if winner else baseline
+    return Verify(number=number, block=block, winner=winner, knobs=chosen.candidate.knobs.values())
+
+
+def _nothing_better(baseline: Pooled | None) -> tuple[Verdict, str]:
+    if baseline is not None and not baseline.feasible:
+        return Verdict.NO_FEASIBLE_CONFIG, (
+            "no config met the SLO's attainment, and none did better than the baseline; lower workload.rate, relax the "
+            "SLO, widen spec.knobs, or give the model more hardware"
+        )
+    return Verdict.KEEP_BASELINE, "no trial did better than the baseline"
+
+
+def complete_blocks(
+    windows: Iterable[VerificationRecord],
+) -> list[tuple[VerificationRecord, VerificationRecord]]:
+    """Blocks of which both windows count, each as (baseline, winner)."""
+    found: dict[int, dict[bool, VerificationRecord]] = {}
+    for item in windows:
+        if item.state in MEASURED:
+            found.setdefault(item.number // 2, {})[item.winner] = item
+    return [(pair[False], pair[True]) for _, pair in sorted(found.items()) if len(pair) == 2]
+
+
+def _next_window(windows: Sequence[VerificationRecord]) -> int:
+    if not windows:
+        return 0
+    last = max(windows, key=lambda item: item.number)
+    # A void window voids its block: the other half of the pair would be alone.
+    return last.number + 1 if last.state in MEASURED else 2 * (last.number // 2 + 1)
+
+
+def _next_trial(trials: Sequence[TrialRecord]) -> int:
+    return max((record.number for record in trials), default=-1) + 1
+
+
+def _began(trials: Sequence[TrialRecord], now: float) -> float:
+    return min((record.window.start.timestamp() for record in trials if record.window), default=now)

@@ -1,0 +1,237 @@
+"""The study's shell: asks `phases` what is next, does it, writes it down, and only then asks again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from headrace_api.v1alpha1.knobs import HotKnobs
+from headrace_api.v1alpha1.records import (
+    Candidate,
+    Phase,
+    StudyRecord,
+    TrialRecord,
+    TrialState,
+    VerificationRecord,
+)
+from headrace_api.v1alpha1.tuningrun import SamplerSpec
+from headrace_core.errors import HeadraceError
+from headrace_core.knobs.resolve import EngineConfig
+from headrace_core.knobs.table import KnobValue
+from headrace_core.workload.plans import derive_seed
+from headrace_tuner.errors import TrialVoid, TunerError
+from headrace_tuner.ladder.verify import conclude, progress
+from headrace_tuner.measure.window import Measured, Meter
+from headrace_tuner.records.store import Store
+from headrace_tuner.study.candidates import Records
+from headrace_tuner.study.phases import (
+    Conclude,
+    Finished,
+    KeepLoad,
+    Plan,
+    Prepare,
+    RunTrial,
+    Verify,
+    next_action,
+)
+from headrace_tuner.study.sampler import propose
+from headrace_tuner.study.space import Space, refusal
+from headrace_tuner.targets.shadow import Refused
+
+log = logging.getLogger(__name__)
+Knobs = Mapping[str, KnobValue]
+
+
+class Engine(Protocol):
+    """What the runner must know of the engine: the config in force."""
+
+    async def config(self) -> EngineConfig:
+        """The config in force."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A study: what is asked for, where it is measured and written. `keep_load` runs after an Improved verdict."""
+
+    name: str
+    plan: Plan
+    space: Space
+    sampler: SamplerSpec
+    seed: int
+    store: Store
+    engine: Engine
+    meter: Meter
+    keep_load: Callable[[], Awaitable[None]] | None = None
+    on_end: Callable[[TrialRecord | VerificationRecord], None] = lambda _: None
+    on_study: Callable[[StudyRecord], None] = lambda _: None
+    clock: Callable[[], float] = time.time  # noqa: TID251  (the default; tests give their own)
+
+
+async def write_failure(store: Store, error: HeadraceError) -> None:
+    """Leave the reason in the records, if they can still be written. A verdict that was reached stands."""
+    try:
+        study = (await store.load()).study
+        if study is None or study.verdict is None:
+            failed = {"phase": Phase.FAILED, "message": str(error)}
+            await store.save(study.model_copy(update=failed) if study else StudyRecord.model_validate(failed))
+    except TunerError:
+        log.warning("the reason could not be written down", extra={"reason": str(error)})
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How an attempt at a measurement ended."""
+
+    state: TrialState
+    measured: Measured | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs one study to its end. Raises `TunerError` where it cannot go on; what was written stays."""
+
+    setup: Setup
+    records: Records = field(default_factory=Records)
+
+    async def run(self) -> StudyRecord:
+        """Go on from the records to the end; the study with its verdict."""
+        await self.setup.store.acquire()
+        try:
+            self.records = await self.setup.store.load()
+            return await self._loop()
+        except TunerError as error:
+            await write_failure(self.setup.store, error)
+            raise
+        finally:
+            await self.setup.store.release()
+
+    async def _loop(self) -> StudyRecord:
+        while True:
+            action = next_action(self.setup.plan, self.records, now=self.setup.clock())
+            match action:
+                case Prepare():
+                    await self._prepare()
+                case RunTrial():
+                    await self._trial(action)
+                case Verify():
+                    await self._verify(action)
+                case Conclude():
+                    await self._save(conclude(self.setup.plan, self.records, action))
+                case KeepLoad():
+                    if self.setup.keep_load is not None:
+                        await self.setup.keep_load()
+                    return self._study()
+                case Finished():
+                    return self._study()
+
+    async def _prepare(self) -> None:
+        config = await self.setup.engine.config()
+        baseline = Candidate(knobs=HotKnobs.of(self.setup.space.baseline(config.hot_values())))
+        study = StudyRecord(
+            phase=Phase.BASELINE, message="measuring the baseline", total=self.setup.plan.trials, baseline=baseline
+        )
+        await self._save(study)
+
+    async def _trial(self, action: RunTrial) -> None:
+        setup = self.setup
+        knobs = action.knobs
+        if knobs is None:
+            await self._say(Phase.SEARCHING, f"trial {action.number}")
+            knobs = propose(
+                setup.space, self.records.trials, sampler=setup.sampler, number=action.number, total=setup.plan.trials
+            )
+        # One seed for all trials: the same arrivals for each config, so that only the config differs.
+        outcome = await self._attempt(knobs, seed=setup.seed, label=f"{setup.name}-t{action.number:04d}")
+        record = self._record(action.number, knobs, outcome)
+        await self._save(record)
+        setup.on_end(record)
+
+    async def _verify(self, action: Verify) -> None:
+        setup = self.setup
+        arm = "winner" if action.winner else "baseline"
+        await self._say(
+            Phase.VERIFYING, f"block {action.block + 1} of {setup.plan.blocks}: {arm}, on a seed that no trial has seen"
+        )
+        seed = derive_seed(setup.seed, "verify", action.block)
+        outcome = await self._attempt(action.knobs, seed=seed, label=f"{setup.name}-v{action.number:04d}")
+        measured = outcome.measured
+        record = VerificationRecord(
+            number=action.number,
+            winner=action.winner,
+            knobs=HotKnobs.of(action.knobs),
+            seed=seed,
+            state=outcome.state,
+            reason=outcome.reason,
+            window=measured.window if measured else None,
+            measures=measured.reading.measures() if measured else None,
+            halves=list(measured.reading.halves) if measured else [],
+        )
+        await self._save(record)
+        setup.on_end(record)
+
+    async def _attempt(self, knobs: Knobs, *, seed: int, label: str) -> Outcome:
+        """Measure, and once more if that was void. A config under which the engine restarts twice has failed."""
+        config = await self.setup.engine.config()
+        wanted = {name: knobs.get(name) for name in self.setup.space.names}
+        why = refusal(config, wanted)
+        if why is not None:
+            return Outcome(TrialState.INFEASIBLE, reason=f"refused: {why}")
+        first: TrialVoid | None = None
+        while True:
+            try:
+                measured = await self.setup.meter.measure(wanted, seed=seed, label=label)
+                return Outcome(TrialState.COMPLETE, measured)
+            except Refused as error:
+                return Outcome(TrialState.INFEASIBLE, reason=f"refused: {error}")
+            except TrialVoid as void:
+                log.warning("void: %s", void.reason, extra={"trial": label, "repeated": first is not None})
+                if first is not None:
+                    failed = first.restarted and void.restarted
+                    return Outcome(TrialState.FAILED if failed else TrialState.VOID, reason=void.reason)
+                first = void
+
+    def _record(self, number: int, knobs: Knobs, outcome: Outcome) -> TrialRecord:
+        goal, measured = self.setup.plan.goal, outcome.measured
+        seen = TrialRecord(
+            number=number, state=outcome.state, knobs=HotKnobs.of(knobs), seed=self.setup.seed, reason=outcome.reason
+        )
+        if measured is None:
+            constraints = {} if outcome.state is TrialState.VOID else goal.broken
+            return seen.model_copy(update={"constraints": constraints})
+        reading = measured.reading
+        missed = reading.attainment < goal.attainment
+        return seen.model_copy(
+            update={
+                "state": TrialState.INFEASIBLE if missed else TrialState.COMPLETE,
+                "reason": f"attainment {reading.attainment:.1%} is below {goal.attainment:.1%}" if missed else "",
+                "score": goal.score(reading),
+                "attainment": reading.attainment,
+                "window": measured.window,
+                "measures": reading.measures(),
+                "constraints": goal.constraints(reading),
+            }
+        )
+
+    async def _say(self, phase: Phase, message: str) -> None:
+        await self._save(progress(self.setup.plan, self.records, phase=phase, message=message))
+
+    async def _save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:
+        await self.setup.store.save(record)
+        match record:
+            case StudyRecord():
+                self.records = replace(self.records, study=record)
+                self.setup.on_study(record)
+            case TrialRecord():
+                self.records = replace(self.records, trials=(*self.records.trials, record))
+            case VerificationRecord():
+                self.records = replace(self.records, windows=(*self.records.windows, record))
+
+    def _study(self) -> StudyRecord:
+        if self.records.study is None:
+            raise TunerError("the study ended without a record of itself: this is a bug")
+        return self.records.study

@@ -1,0 +1,1 @@
+"""What configs are tried on."""
