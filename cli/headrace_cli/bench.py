@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from headrace_cli.lazy import Entry, lazy_group
+from headrace_cli.lazy import LazyCommand, lazy_group
 
 BENCHES = {
-    "engine": Entry("headrace_engine.cli:bench_engine", "engine", "Step times of a model on this machine."),
-    "quality": Entry("headrace_engine.quality.command:bench_quality", "engine", "Whether two configs say the same."),
-    "serve": Entry("headrace_bench.serve.command:bench_serve", "tuner", "Load on any OpenAI server."),
-    "compare": Entry("headrace_bench.serve.command:bench_compare", "tuner", "Two results of serve side by side."),
-    "modes": Entry("headrace_bench.modes.command:bench_modes", "tuner", "Static, continuous, chunked, side by side."),
+    "engine": LazyCommand("headrace_engine.cli:bench_engine", "engine", "Step times of a model on this machine."),
+    "quality": LazyCommand(
+        "headrace_engine.quality.command:bench_quality", "engine", "Whether two configs say the same."
+    ),
+    "serve": LazyCommand("headrace_bench.serve.command:bench_serve", "tuner", "Load on any OpenAI server."),
+    "compare": LazyCommand("headrace_bench.serve.command:bench_compare", "tuner", "Two results of serve side by side."),
+    "modes": LazyCommand(
+        "headrace_bench.modes.command:bench_modes", "tuner", "Static, continuous, chunked, side by side."
+    ),
 }
 
 app = typer.Typer(cls=lazy_group(BENCHES), no_args_is_help=True, add_completion=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from headrace_cli.lazy import Entry, lazy_group
+from headrace_cli.lazy import LazyCommand, lazy_group
 
 EXPLAINS = {
-    "service": Entry("headrace_operator.cli:explain", "operator", "Why each knob of a service has its value."),
-    "request": Entry("headrace_cli.explain_request:explain_request", "engine", "What became of one request."),
+    "service": LazyCommand("headrace_operator.cli:explain", "operator", "Why each knob of a service has its value."),
+    "request": LazyCommand("headrace_cli.explain_request:explain_request", "engine", "What became of one request."),
 }
 
 app = typer.Typer(cls=lazy_group(EXPLAINS, default="service"), no_args_is_help=True, add_completion=False)

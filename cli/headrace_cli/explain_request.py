@@ -18,7 +18,7 @@ from rich.text import Text
 from headrace_api.names import ADMIN_TOKEN_ENV
 from headrace_cli.service_engines import Told, Where, ask_service
 from headrace_client.engine import EngineAdmin
-from headrace_client.errors import EngineError, KubeError
+from headrace_client.errors import EngineCallError, KubeError
 from headrace_core.trace.explain import PHRASES, WaitCause
 
 LOCAL = "http://127.0.0.1:8001"
@@ -45,7 +45,7 @@ def explain_request(
         else:
             token = os.environ.get(ADMIN_TOKEN_ENV, "") if token_file is None else token_file.read_text().strip()
             told = asyncio.run(_ask(admin_url, token, request))
-    except (EngineError, KubeError, OSError) as error:
+    except (EngineCallError, KubeError, OSError) as error:
         Console(stderr=True).print(f"[red]{escape(str(error))}[/red]")
         raise typer.Exit(1) from None
     if as_json:

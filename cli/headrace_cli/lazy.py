@@ -18,7 +18,7 @@ from typer.main import get_command
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LazyCommand:
     """Where a command lives (`module:attribute`, function or app), the extra that brings it, its help line."""
 
     target: str
@@ -26,7 +26,7 @@ class Entry:
     help: str
 
 
-def load(name: str, entry: Entry) -> Any:
+def load(name: str, entry: LazyCommand) -> Any:
     """Import the command `name`. Says which extra to install, and exits 2, where a library is missing."""
     module_name, attribute = entry.target.split(":")
     try:
@@ -52,14 +52,14 @@ def _as_command(name: str, loaded: Any) -> Any:
     return command
 
 
-def lazy_group(table: Mapping[str, Entry], *, default: str | None = None) -> type[TyperGroup]:
+def lazy_group(table: Mapping[str, LazyCommand], *, default: str | None = None) -> type[TyperGroup]:
     """A group class over `table`: listing imports nothing, resolving imports one command.
 
     What begins with no command's name is for the command `default`.
     """
 
     class LazyGroup(TyperGroup):
-        entries: ClassVar[Mapping[str, Entry]] = table
+        entries: ClassVar[Mapping[str, LazyCommand]] = table
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             named = not args or args[0] in self.entries or args[0] in ctx.help_option_names

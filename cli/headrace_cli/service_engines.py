@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace_api import names
 from headrace_client.engine import EngineAdmin, admin_url
-from headrace_client.errors import EngineError, EngineUnavailable, KubeError
+from headrace_client.errors import EngineCallError, EngineUnavailable, KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import PODS, SECRETS
 
@@ -28,7 +28,7 @@ class Where:
 
 
 async def ask_service(where: Where, request: str) -> Told:
-    """What the pod that served `request` tells of it. Raises `KubeError`, or `EngineError` if no pod knows it."""
+    """What the pod that served `request` tells of it. Raises `KubeError`, or `EngineCallError` if no pod knows it."""
     async with Kube.auto(where.context) as kube:
         namespace = where.namespace or kube.connection.namespace
         label = names.selector_string({names.SERVICE_LABEL: where.service})
@@ -43,10 +43,10 @@ async def ask_service(where: Where, request: str) -> Told:
     answers = await asyncio.gather(*(_ask(pod, tokens[_secret(pod)], request) for pod in running))
     refusals = []
     for pod, answer in zip(running, answers, strict=True):
-        if not isinstance(answer, EngineError):
+        if not isinstance(answer, EngineCallError):
             return answer
         refusals.append(_refusal(pod, namespace, answer))
-    raise EngineError("\n".join(refusals))
+    raise EngineCallError("\n".join(refusals))
 
 
 def _secret(pod: Mapping[str, Any]) -> str:
@@ -62,15 +62,15 @@ async def _token(kube: Kube, name: str, namespace: str) -> str:
     return base64.b64decode(secret["data"][names.ADMIN_TOKEN_KEY]).decode()
 
 
-async def _ask(pod: Mapping[str, Any], token: str, request: str) -> Told | EngineError:
+async def _ask(pod: Mapping[str, Any], token: str, request: str) -> Told | EngineCallError:
     try:
         async with EngineAdmin(admin_url(pod["status"]["podIP"]), token, timeout=SECONDS) as admin:
             return await admin.explain(request)
-    except EngineError as error:
+    except EngineCallError as error:
         return error
 
 
-def _refusal(pod: Mapping[str, Any], namespace: str, error: EngineError) -> str:
+def _refusal(pod: Mapping[str, Any], namespace: str, error: EngineCallError) -> str:
     name, port = pod["metadata"]["name"], names.ADMIN_PORT
     said = f"pod {name}: {error}"
     if not isinstance(error, EngineUnavailable):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headrace_core.trace.replay import Problem, ProblemKind, ReplayReport
+from headrace_core.trace.replay import ReplayProblem, ReplayProblemKind, ReplayReport
 from headrace_core.trace.replay import replay as replay_lines
 
 CONTEXT = 60  # characters shown on each side of a difference
@@ -65,15 +65,15 @@ def _tell(report: ReplayReport) -> None:
         console.print(f"Line {report.truncated_line} is cut short, as by a crash; all before it was replayed.")
 
 
-def _tell_problem(console: Console, problem: Problem, done: str) -> None:
+def _tell_problem(console: Console, problem: ReplayProblem, done: str) -> None:
     console.print(f"[red]Line {problem.line}[/red]: {escape(problem.message)}. Replayed until then: {done}.")
-    if problem.kind is ProblemKind.DIFFERENT:
+    if problem.kind is ReplayProblemKind.DIFFERENT:
         at = _first_difference(problem.recorded, problem.replayed)
         console.print(f"At character {at + 1}:")
         console.print(f"  recorded  {escape(_around(problem.recorded, at))}", highlight=False)
         console.print(f"  replayed  {escape(_around(problem.replayed, at))}", highlight=False)
         console.print("Both in full: --json.")
-    elif problem.kind is ProblemKind.CORRUPT:
+    elif problem.kind is ReplayProblemKind.CORRUPT:
         console.print(f"  {escape(_around(problem.recorded, 0))}", highlight=False)
 
 

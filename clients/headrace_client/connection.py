@@ -106,7 +106,7 @@ def _kubeconfig_paths(kubeconfig: str | Path | None, env: Mapping[str, str]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _NamedEntry:
     """One named entry of a kubeconfig, and the folder that its relative paths start from."""
 
     data: Mapping[str, Any]
@@ -147,18 +147,18 @@ def _read_files(paths: list[Path]) -> list[tuple[Mapping[str, Any], Path]]:
     return found
 
 
-def _entry(files: list[tuple[Mapping[str, Any], Path]], section: str, *, name: str, where: str) -> _Entry:
+def _entry(files: list[tuple[Mapping[str, Any], Path]], section: str, *, name: str, where: str) -> _NamedEntry:
     singular = section.removesuffix("s")
     known = []
     for document, folder in files:
         for item in document.get(section) or []:
             known.append(str(item.get("name")))
             if item.get("name") == name:
-                return _Entry(item.get(singular) or {}, folder)
+                return _NamedEntry(item.get(singular) or {}, folder)
     raise KubeconfigError(f"{where}: no {singular} {name!r}; there are: {', '.join(known) or 'none'}")
 
 
-def _connection(cluster: _Entry, user: _Entry, *, namespace: str) -> Connection:
+def _connection(cluster: _NamedEntry, user: _NamedEntry, *, namespace: str) -> Connection:
     for plugin in ("exec", "auth-provider"):
         if plugin in user.data:
             raise KubeconfigError(
@@ -177,7 +177,7 @@ def _connection(cluster: _Entry, user: _Entry, *, namespace: str) -> Connection:
     )
 
 
-def _kubeconfig_ssl(cluster: _Entry, user: _Entry) -> ssl.SSLContext:
+def _kubeconfig_ssl(cluster: _NamedEntry, user: _NamedEntry) -> ssl.SSLContext:
     certificate, key = _blob(user, "client-certificate"), _blob(user, "client-key")
     authority = _blob(cluster, "certificate-authority")
     context = _ssl_context(
@@ -189,7 +189,7 @@ def _kubeconfig_ssl(cluster: _Entry, user: _Entry) -> ssl.SSLContext:
     return context
 
 
-def _blob(entry: _Entry, name: str) -> bytes | None:
+def _blob(entry: _NamedEntry, name: str) -> bytes | None:
     """Inline data (base64) or the content of the file that an entry names."""
     try:
         if inline := entry.data.get(f"{name}-data"):

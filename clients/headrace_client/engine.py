@@ -13,14 +13,14 @@ import aiohttp
 
 from headrace_api import names
 from headrace_client.errors import (
+    EngineCallError,
     EngineDenied,
-    EngineError,
     EngineRefused,
     EngineUnavailable,
     KnobProblem,
     StaleGeneration,
 )
-from headrace_client.session import Client, json_object
+from headrace_client.session import HttpClient, json_object
 
 KnobValue = int | float | bool | str | None
 SloValues = Mapping[str, float | None]
@@ -66,8 +66,8 @@ class EngineState:
         return None if value is None else int(value)
 
 
-class EngineAdmin(Client):
-    """Client of one engine's admin port. Every method raises `EngineError` or one of its kinds."""
+class EngineAdmin(HttpClient):
+    """Client of one engine's admin port. Every method raises `EngineCallError` or one of its kinds."""
 
     def __init__(
         self, url: str, token: str = "", *, session: aiohttp.ClientSession | None = None, timeout: float = 10.0
@@ -101,7 +101,7 @@ class EngineAdmin(Client):
         where, text = await self._ask("GET", EXPLAIN_PATH, query={"request": request})
         answer = json_object(text)
         if not isinstance(answer.get("generations"), list):
-            raise EngineError(f"{where}: not an engine's answer: {text[:300]}")
+            raise EngineCallError(f"{where}: not an engine's answer: {text[:300]}")
         return answer
 
     async def _call(self, method: str, body: Mapping[str, Any] | None) -> EngineState:
@@ -109,7 +109,7 @@ class EngineAdmin(Client):
         try:
             return _state(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"{where}: not an engine's answer: {error!r}") from error
+            raise EngineCallError(f"{where}: not an engine's answer: {error!r}") from error
 
     async def _ask(
         self, method: str, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
@@ -143,7 +143,7 @@ def _state(body: Mapping[str, Any]) -> EngineState:
     )
 
 
-def _error(where: str, status: int, text: str) -> EngineError:
+def _error(where: str, status: int, text: str) -> EngineCallError:
     body = json_object(text)
     error = body.get("error")
     message = error.get("message") if isinstance(error, Mapping) else None
@@ -155,4 +155,4 @@ def _error(where: str, status: int, text: str) -> EngineError:
         return StaleGeneration(what)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return EngineDenied(what)
-    return EngineUnavailable(what) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else EngineError(what)
+    return EngineUnavailable(what) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else EngineCallError(what)

@@ -62,19 +62,19 @@ class PrometheusError(HeadraceError):
     """A query failed; the message carries the address and the query."""
 
 
-class EngineError(HeadraceError):
+class EngineCallError(HeadraceError):
     """A call to an engine's admin port failed."""
 
 
-class EngineUnavailable(EngineError):  # noqa: N818
+class EngineUnavailable(EngineCallError):  # noqa: N818
     """No answer, or 5xx."""
 
 
-class EngineDenied(EngineError):  # noqa: N818
+class EngineDenied(EngineCallError):  # noqa: N818
     """401 or 403: wrong token, or admin routes are off."""
 
 
-class StaleGeneration(EngineError):  # noqa: N818
+class StaleGeneration(EngineCallError):  # noqa: N818
     """409: the config changed since it was read."""
 
 
@@ -89,7 +89,7 @@ class KnobProblem:
         return f"{self.knob}: {self.message}"
 
 
-class EngineRefused(EngineError):  # noqa: N818
+class EngineRefused(EngineCallError):  # noqa: N818
     """422: nothing changed; `problems` lists every reason."""
 
     def __init__(self, message: str, problems: Sequence[KnobProblem]) -> None:

@@ -10,19 +10,16 @@ from typing import Any, Self
 
 from headrace_client.connection import Connection, auto_connection
 from headrace_client.errors import KubeError, NotFound
-from headrace_client.resources import Resource, resource_of
-from headrace_client.transport import Call, Retry, Transport
+from headrace_client.resources import ApiResource, resource_of
+from headrace_client.transport import ApiCall, Retry, Transport
 from headrace_client.watching import (
     INACTIVITY_SECONDS,
     STREAM_SECONDS,
-    EventType,
     Watcher,
     WatchEvent,
     WatchOptions,
     list_pages,
 )
-
-__all__ = ["EventType", "Kube", "WatchEvent"]
 
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
@@ -51,17 +48,17 @@ class Kube:
         await self._transport.close()
 
     async def get(
-        self, res: Resource, name: str, namespace: str | None = None, *, subresource: str = ""
+        self, res: ApiResource, name: str, namespace: str | None = None, *, subresource: str = ""
     ) -> dict[str, Any] | None:
         """The object, or None where it does not exist."""
         path = res.path(namespace, name, subresource=subresource)
         try:
-            return await self._json(Call(method="GET", path=path, what=_what("get", res, name, namespace)))
+            return await self._json(ApiCall(method="GET", path=path, what=_what("get", res, name, namespace)))
         except NotFound:
             return None
 
     async def list(
-        self, res: Resource, namespace: str | None = None, label_selector: str = "", *, field_selector: str = ""
+        self, res: ApiResource, namespace: str | None = None, label_selector: str = "", *, field_selector: str = ""
     ) -> list[dict[str, Any]]:
         """Every object of one namespace, or of all; each with apiVersion and kind."""
         options = WatchOptions(
@@ -83,7 +80,7 @@ class Kube:
     ) -> dict[str, Any]:
         res, name, namespace = _target(body)
         return await self._json(
-            Call(
+            ApiCall(
                 method="PATCH",
                 path=res.path(namespace, name, subresource=subresource),
                 what=_what("apply status of" if subresource else "apply", res, name, namespace),
@@ -97,21 +94,21 @@ class Kube:
         """Replace the object; with a resourceVersion in it, a change by somebody else raises `Conflict`."""
         return await self._put(*_target(body), body=body, subresource="")
 
-    async def replace_status(self, res: Resource, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def replace_status(self, res: ApiResource, body: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the status; with a resourceVersion in `body`, a change by somebody else raises `Conflict`."""
         metadata = body["metadata"]
         return await self._put(res, metadata["name"], metadata.get("namespace"), body=body, subresource="status")
 
     async def _put(
-        self, res: Resource, name: str, namespace: str | None, *, body: Mapping[str, Any], subresource: str
+        self, res: ApiResource, name: str, namespace: str | None, *, body: Mapping[str, Any], subresource: str
     ) -> dict[str, Any]:
         what = _what("replace status of" if subresource else "replace", res, name, namespace)
         path = res.path(namespace, name, subresource=subresource)
-        return await self._json(Call(method="PUT", path=path, what=what, body=body))
+        return await self._json(ApiCall(method="PUT", path=path, what=what, body=body))
 
     async def merge_patch(
         self,
-        res: Resource,
+        res: ApiResource,
         name: str,
         namespace: str | None = None,
         *,
@@ -121,14 +118,14 @@ class Kube:
         """JSON merge patch, e.g. `{"spec": {"replicas": 2}}` on the subresource `scale`."""
         path = res.path(namespace, name, subresource=subresource)
         what = _what("patch", res, name, namespace)
-        return await self._json(Call(method="PATCH", path=path, what=what, body=patch, content_type=MERGE))
+        return await self._json(ApiCall(method="PATCH", path=path, what=what, body=patch, content_type=MERGE))
 
     async def create(self, body: Mapping[str, Any], *, field_manager: str = "") -> dict[str, Any]:
         """Create the object. Raises `Conflict` (reason AlreadyExists) where it exists."""
         res, name, namespace = _target(body)
         params = {"fieldManager": field_manager} if field_manager else None
         return await self._json(
-            Call(
+            ApiCall(
                 method="POST",
                 path=res.path(namespace),
                 what=_what("create", res, name or str(body["metadata"].get("generateName", "")), namespace),
@@ -140,7 +137,7 @@ class Kube:
 
     async def delete(
         self,
-        res: Resource,
+        res: ApiResource,
         name: str,
         namespace: str | None = None,
         *,
@@ -154,14 +151,14 @@ class Kube:
             options["gracePeriodSeconds"] = grace_seconds
         path, what = res.path(namespace, name), _what("delete", res, name, namespace)
         try:
-            await self._json(Call(method="DELETE", path=path, what=what, body=options))
+            await self._json(ApiCall(method="DELETE", path=path, what=what, body=options))
         except NotFound:
             if not missing_ok:
                 raise
 
     async def watch(
         self,
-        res: Resource,
+        res: ApiResource,
         namespace: str | None = None,
         *,
         label_selector: str = "",
@@ -201,7 +198,7 @@ class Kube:
             "previous": "true" if previous else "",
         }
         return await self._transport.send(
-            Call(
+            ApiCall(
                 method="GET",
                 path=f"/api/v1/namespaces/{namespace}/pods/{name}/log",
                 what=f"get the log of Pod {namespace}/{name}",
@@ -213,20 +210,20 @@ class Kube:
     async def raw(self, method: str, path: str, *, body: Any = None, accept: str = "application/json") -> str:
         """Text of any other call, such as GET /readyz or POST of a SubjectAccessReview."""
         return await self._transport.send(
-            Call(method=method, path=path, what=f"{method} {path}", body=body, accept=accept)
+            ApiCall(method=method, path=path, what=f"{method} {path}", body=body, accept=accept)
         )
 
-    async def _json(self, call: Call) -> dict[str, Any]:
+    async def _json(self, call: ApiCall) -> dict[str, Any]:
         text = await self._transport.send(call)
         body: dict[str, Any] = json.loads(text)
         return body
 
 
-def _target(body: Mapping[str, Any]) -> tuple[Resource, str, str | None]:
+def _target(body: Mapping[str, Any]) -> tuple[ApiResource, str, str | None]:
     metadata = body["metadata"]
     return resource_of(body), str(metadata.get("name", "")), metadata.get("namespace")
 
 
-def _what(verb: str, res: Resource, name: str, namespace: str | None) -> str:
+def _what(verb: str, res: ApiResource, name: str, namespace: str | None) -> str:
     where = f"{namespace}/{name}" if res.namespaced and namespace else name
     return f"{verb} {res.kind} {where}"

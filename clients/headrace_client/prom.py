@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 
 from headrace_client.errors import PrometheusError
-from headrace_client.session import Client, json_object
+from headrace_client.session import HttpClient, json_object
 
 POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PromSample:
     """One value. `timestamp` in Unix seconds: of a plain instant query the time asked for, of a range selector
     (`metric[30s]`, `raw`) the time of the scrape."""
 
@@ -27,16 +27,16 @@ class Sample:
     value: float
 
 
-class Prometheus(Client):
+class Prometheus(HttpClient):
     """Client of one Prometheus. Every method raises `PrometheusError`."""
 
-    async def query(self, expr: str, at: float | None = None) -> list[Sample]:
+    async def query(self, expr: str, at: float | None = None) -> list[PromSample]:
         """Instant query, at Unix time `at` or now. A range selector gives every raw sample, oldest first."""
         params = {"query": expr, **({} if at is None else {"time": f"{at:.3f}"})}
         data = await self._get("/api/v1/query", params, expr)
         return _samples(data)
 
-    async def raw(self, selector: str, start: float, end: float) -> list[Sample]:
+    async def raw(self, selector: str, start: float, end: float) -> list[PromSample]:
         """Samples as scraped in the window `start` to `end`, Unix seconds, both ends included."""
         # A range selector leaves out its left end, hence the extra millisecond.
         length = max(1, round((end - start) * 1000) + 1)
@@ -80,7 +80,7 @@ class Prometheus(Client):
         return data
 
 
-def _samples(data: Mapping[str, Any]) -> list[Sample]:
+def _samples(data: Mapping[str, Any]) -> list[PromSample]:
     kind, result = data["resultType"], data["result"]
     if kind == "scalar":
         return [_sample({}, result)]
@@ -91,7 +91,7 @@ def _samples(data: Mapping[str, Any]) -> list[Sample]:
     raise PrometheusError(f"a query gave a {kind}, which is not a number")
 
 
-def _sample(labels: Mapping[str, str], pair: list[Any]) -> Sample:
+def _sample(labels: Mapping[str, str], pair: list[Any]) -> PromSample:
     text = str(pair[1])
     value = {"NaN": math.nan, "+Inf": math.inf, "-Inf": -math.inf}.get(text)
-    return Sample(labels=dict(labels), timestamp=float(pair[0]), value=float(text) if value is None else value)
+    return PromSample(labels=dict(labels), timestamp=float(pair[0]), value=float(text) if value is None else value)

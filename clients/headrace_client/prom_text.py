@@ -12,7 +12,7 @@ _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ExpositionSample:
     """One line of an exposition."""
 
     name: str
@@ -20,7 +20,7 @@ class Sample:
     value: float
 
 
-def parse(text: str) -> Iterator[Sample]:
+def parse(text: str) -> Iterator[ExpositionSample]:
     """The samples; comments and lines that are none are passed over."""
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -28,7 +28,7 @@ def parse(text: str) -> Iterator[Sample]:
             continue
         name, labels, value = match.groups()
         try:
-            yield Sample(name, dict(_LABEL.findall(labels or "")), float(value))
+            yield ExpositionSample(name, dict(_LABEL.findall(labels or "")), float(value))
         except ValueError:
             continue
 

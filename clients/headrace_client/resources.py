@@ -11,7 +11,7 @@ from headrace_client.errors import Invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class ApiResource:
     """One resource of the API; `group` is empty for the core."""
 
     group: str
@@ -35,45 +35,49 @@ class Resource:
         return "/".join([root + scope, self.plural, *parts])
 
 
-NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
-NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
-PODS = Resource("", "v1", "pods", "Pod")
-SERVICES = Resource("", "v1", "services", "Service")
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
-SECRETS = Resource("", "v1", "secrets", "Secret")
-SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-EVENTS = Resource("", "v1", "events", "Event")
-DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
-REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
-CONTROLLER_REVISIONS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
-JOBS = Resource("batch", "v1", "jobs", "Job")
-ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
-ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
-CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False)
-CLUSTER_ROLE_BINDINGS = Resource(
+NAMESPACES = ApiResource("", "v1", "namespaces", "Namespace", namespaced=False)
+NODES = ApiResource("", "v1", "nodes", "Node", namespaced=False)
+PODS = ApiResource("", "v1", "pods", "Pod")
+SERVICES = ApiResource("", "v1", "services", "Service")
+CONFIG_MAPS = ApiResource("", "v1", "configmaps", "ConfigMap")
+SECRETS = ApiResource("", "v1", "secrets", "Secret")
+SERVICE_ACCOUNTS = ApiResource("", "v1", "serviceaccounts", "ServiceAccount")
+PERSISTENT_VOLUME_CLAIMS = ApiResource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+EVENTS = ApiResource("", "v1", "events", "Event")
+DEPLOYMENTS = ApiResource("apps", "v1", "deployments", "Deployment")
+REPLICA_SETS = ApiResource("apps", "v1", "replicasets", "ReplicaSet")
+CONTROLLER_REVISIONS = ApiResource("apps", "v1", "controllerrevisions", "ControllerRevision")
+JOBS = ApiResource("batch", "v1", "jobs", "Job")
+ROLES = ApiResource("rbac.authorization.k8s.io", "v1", "roles", "Role")
+ROLE_BINDINGS = ApiResource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+CLUSTER_ROLES = ApiResource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False)
+CLUSTER_ROLE_BINDINGS = ApiResource(
     "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
 )
-POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
-LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
-RUNTIME_CLASSES = Resource("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False)
-PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
-CUSTOM_RESOURCE_DEFINITIONS = Resource(
+POD_DISRUPTION_BUDGETS = ApiResource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+LEASES = ApiResource("coordination.k8s.io", "v1", "leases", "Lease")
+ENDPOINT_SLICES = ApiResource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+RUNTIME_CLASSES = ApiResource("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False)
+PRIORITY_CLASSES = ApiResource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+CUSTOM_RESOURCE_DEFINITIONS = ApiResource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )
-POD_MONITORS = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
-PROMETHEUS_RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
-HTTP_ROUTES = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
-INFERENCE_SERVICES = Resource(names.GROUP, names.VERSION, names.INFERENCE_SERVICE_PLURAL, names.INFERENCE_SERVICE_KIND)
-TUNING_RUNS = Resource(names.GROUP, names.VERSION, names.TUNING_RUN_PLURAL, names.TUNING_RUN_KIND)
+POD_MONITORS = ApiResource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
+PROMETHEUS_RULES = ApiResource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
+HTTP_ROUTES = ApiResource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+INFERENCE_SERVICES = ApiResource(
+    names.GROUP, names.VERSION, names.INFERENCE_SERVICE_PLURAL, names.INFERENCE_SERVICE_KIND
+)
+TUNING_RUNS = ApiResource(names.GROUP, names.VERSION, names.TUNING_RUN_PLURAL, names.TUNING_RUN_KIND)
 
-ALL_RESOURCES: tuple[Resource, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Resource))
+ALL_RESOURCES: tuple[ApiResource, ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, ApiResource)
+)
 
-_BY_KIND: Mapping[tuple[str, str], Resource] = {(item.api_version, item.kind): item for item in ALL_RESOURCES}
+_BY_KIND: Mapping[tuple[str, str], ApiResource] = {(item.api_version, item.kind): item for item in ALL_RESOURCES}
 
 
-def resource_of(body: Mapping[str, Any]) -> Resource:
+def resource_of(body: Mapping[str, Any]) -> ApiResource:
     """Resource of an object by its apiVersion and kind. Raises `Invalid` for one that is not listed here."""
     key = (str(body.get("apiVersion", "")), str(body.get("kind", "")))
     if key not in _BY_KIND:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import aiohttp
 
 
-class Client:
+class HttpClient:
     """Base of a client of one address; an async context manager. A session given from outside is left open."""
 
     def __init__(self, url: str, *, session: aiohttp.ClientSession | None = None, timeout: float = 10.0) -> None:

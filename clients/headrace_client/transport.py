@@ -50,7 +50,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ApiCall:
     """One request. `what` is verb and object for error messages, such as `apply ConfigMap a/b`."""
 
     method: str
@@ -85,7 +85,7 @@ class Transport:
             await self._session.close()
             self._session = None
 
-    def start(self, call: Call, *, timeout: aiohttp.ClientTimeout | None = None) -> Any:
+    def start(self, call: ApiCall, *, timeout: aiohttp.ClientTimeout | None = None) -> Any:
         """Async context manager of one exchange, without retries; used by the watch."""
         if self._session is None:
             raise RuntimeError("use `async with Kube(...) as kube`: the client is not open")
@@ -104,7 +104,7 @@ class Transport:
             allow_redirects=False,
         )
 
-    async def send(self, call: Call) -> str:
+    async def send(self, call: ApiCall) -> str:
         """Text of the answer. Raises the `KubeError` of the last attempt."""
         for attempt in range(self.retry.attempts):
             failure, retry_after, again = await self._attempt(call)
@@ -115,7 +115,7 @@ class Transport:
             await self.retry.sleep(self.retry.delay(attempt, retry_after))
         raise AssertionError("attempts must be at least 1")
 
-    async def _attempt(self, call: Call) -> tuple[str | KubeError, float | None, bool]:
+    async def _attempt(self, call: ApiCall) -> tuple[str | KubeError, float | None, bool]:
         """Text, or the error with the server's Retry-After and whether another attempt makes sense."""
         try:
             async with self.start(call) as response:
@@ -128,7 +128,7 @@ class Transport:
             sent = not isinstance(error, aiohttp.ClientConnectorError)
             return unreachable(self.connection, call.what, error), None, call.repeatable or not sent
 
-    def _worth_retrying(self, error: KubeError, call: Call) -> bool:
+    def _worth_retrying(self, error: KubeError, call: ApiCall) -> bool:
         if error.status == HTTPStatus.UNAUTHORIZED:
             return self.connection.refused()
         if error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):

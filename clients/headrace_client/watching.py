@@ -18,8 +18,15 @@ from typing import Any
 import aiohttp
 
 from headrace_client.errors import Gone, KubeError, Unavailable
-from headrace_client.resources import Resource
-from headrace_client.transport import CONNECTION_ERRORS, Call, Retry, Transport, error_of, unreachable
+from headrace_client.resources import ApiResource
+from headrace_client.transport import (
+    CONNECTION_ERRORS,
+    ApiCall,
+    Retry,
+    Transport,
+    error_of,
+    unreachable,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +59,7 @@ class WatchEvent:
 class WatchOptions:
     """What to watch and how patiently. `on_error` hears of each failure (the watch goes on)."""
 
-    resource: Resource
+    resource: ApiResource
     namespace: str | None = None
     label_selector: str = ""
     field_selector: str = ""
@@ -81,7 +88,7 @@ async def list_pages(transport: Transport, options: WatchOptions) -> tuple[list[
     path = options.resource.path(options.namespace)
     while True:
         try:
-            text = await transport.send(Call(method="GET", path=path, what=f"list {options.what}", params=params))
+            text = await transport.send(ApiCall(method="GET", path=path, what=f"list {options.what}", params=params))
         except Gone:
             if "continue" not in params:
                 raise
@@ -96,7 +103,7 @@ async def list_pages(transport: Transport, options: WatchOptions) -> tuple[list[
         params["continue"] = token
 
 
-def _typed(item: dict[str, Any], resource: Resource) -> dict[str, Any]:
+def _typed(item: dict[str, Any], resource: ApiResource) -> dict[str, Any]:
     # Items of a list carry neither.
     return {"apiVersion": resource.api_version, "kind": resource.kind, **item}
 
@@ -180,7 +187,7 @@ class Watcher:
             # A server or proxy that ends each stream at once must not be asked in a tight loop.
             raise Unavailable(f"{call.what}: the stream ended without an event")
 
-    def _call(self) -> Call:
+    def _call(self) -> ApiCall:
         options = self._options
         params = {
             **options.selectors,
@@ -190,7 +197,7 @@ class Watcher:
             "resourceVersion": self._version or "",
         }
         path = options.resource.path(options.namespace)
-        return Call(method="GET", path=path, what=f"watch {options.what}", params=params)
+        return ApiCall(method="GET", path=path, what=f"watch {options.what}", params=params)
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         # Not StreamReader.readline: it refuses lines beyond its buffer, and objects may have a megabyte.

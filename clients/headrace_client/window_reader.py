@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace_client.prom import Prometheus, Sample
+from headrace_client.prom import Prometheus, PromSample
 from headrace_core import metric_names as metrics
 from headrace_core.evidence.windows import (
     Buckets,
@@ -37,7 +37,7 @@ class Edge:
 
     at: float
     starts: Mapping[Key, float]
-    samples: tuple[Sample, ...]
+    samples: tuple[PromSample, ...]
 
 
 async def read_window(

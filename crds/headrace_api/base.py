@@ -173,7 +173,7 @@ class ObjectMeta(Model):
     owner_references: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class Resource(Model):
+class CustomResource(Model):
     """Base of the custom resources."""
 
     KIND: ClassVar[str]
@@ -220,7 +220,7 @@ class Resource(Model):
         }
 
 
-ResourceT = TypeVar("ResourceT", bound=Resource)
+ResourceT = TypeVar("ResourceT", bound=CustomResource)
 
 
 def _validated(cls: type[ResourceT], body: Mapping[str, Any], *, strict_spec: bool) -> ResourceT:
@@ -239,7 +239,7 @@ def _validated(cls: type[ResourceT], body: Mapping[str, Any], *, strict_spec: bo
         raise InvalidResource(what, problems_of(error)) from None
 
 
-def _identity_problems(cls: type[Resource], body: Mapping[str, Any]) -> list[FieldProblem]:
+def _identity_problems(cls: type[CustomResource], body: Mapping[str, Any]) -> list[FieldProblem]:
     wanted = {"apiVersion": API_VERSION, "kind": cls.KIND}
     return [
         FieldProblem(field, f"must be {value}, got {body.get(field)!r}")

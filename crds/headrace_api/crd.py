@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace_api.base import Resource
+from headrace_api.base import CustomResource
 from headrace_api.names import GROUP, VERSION
 from headrace_api.structural import root_schema
 from headrace_api.v1alpha1.inferenceservice import InferenceService
@@ -16,7 +16,7 @@ from headrace_api.v1alpha1.tuningrun import TuningRun
 class Definition:
     """One custom resource. `columns` are (name, type, JSONPath, priority)."""
 
-    model: type[Resource]
+    model: type[CustomResource]
     short_name: str
     columns: tuple[tuple[str, str, str, int], ...]
     scale: dict[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from headrace_api.base import DocEnum
 from headrace_api.v1alpha1.conditions import RUN_CONDITIONS, SERVICE_CONDITIONS, ConditionType, Reason
-from headrace_api.v1alpha1.records import Phase, TrialState, Verdict
+from headrace_api.v1alpha1.records import RunPhase, StudyVerdict, TrialState
 from headrace_api.v1alpha1.tuningrun import RolloutPhase
 
 _HEAD = """# Conditions, reasons, phases and verdicts
@@ -23,8 +23,8 @@ def reasons_page() -> str:
         _HEAD,
         _conditions("InferenceService", SERVICE_CONDITIONS),
         _conditions("TuningRun", RUN_CONDITIONS),
-        _words("TuningRun `status.phase`", Phase),
-        _words("TuningRun `status.verdict`", Verdict),
+        _words("TuningRun `status.phase`", RunPhase),
+        _words("TuningRun `status.verdict`", StudyVerdict),
         _words("TuningRun `status.trialLog[].state`", TrialState),
         _words("TuningRun `status.rollout.phase`", RolloutPhase),
     ]

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from headrace_engine import device as devices
 from headrace_engine.engine import Engine
-from headrace_engine.settings import Settings
+from headrace_engine.settings import ServerSettings
 
 
-def startup(engine: Engine, settings: Settings) -> Panel:
+def startup(engine: Engine, settings: ServerSettings) -> Panel:
     """Model, device, knobs, addresses."""
     config, model = engine.config, engine.model
     url = _url(settings, settings.port)
@@ -37,7 +37,7 @@ def startup(engine: Engine, settings: Settings) -> Panel:
     return Panel(table, title="headrace is ready", border_style="green", expand=False)
 
 
-def first_request(settings: Settings) -> str:
+def first_request(settings: ServerSettings) -> str:
     """A command to copy: one line, so that no border or wrap gets into it."""
     body = json.dumps({"model": settings.served_name, "prompt": "The capital of France is", "max_tokens": 16})
     where = f"{_url(settings, settings.port)}/v1/completions"
@@ -53,12 +53,12 @@ def _words(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _url(settings: Settings, port: int) -> str:
+def _url(settings: ServerSettings, port: int) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"http://{host}:{port}"
 
 
-def _admin(settings: Settings) -> str:
+def _admin(settings: ServerSettings) -> str:
     where = f"{_url(settings, settings.admin_port)}/admin/config"
     if settings.admin_token is not None:
         return f"{where}  (with the token)"

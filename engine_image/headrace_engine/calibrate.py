@@ -14,7 +14,7 @@ from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_engine import device as devices
 from headrace_engine.engine import load
-from headrace_engine.loop.runner import Runner
+from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.weights import find_source
 
@@ -44,7 +44,7 @@ def calibrate(
     blocks = max(DECODES[-1] * (CONTEXT // config.block_size + 1), PREFILLS[-1] // config.block_size + 1) + 1
     stored = devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype)
     pool = make_pool(layers, num_blocks=blocks, block_size=config.block_size, device=loaded.device, dtype=stored)
-    runner = Runner(loaded, pool)
+    runner = ModelRunner(loaded, pool)
     seconds: dict[str, dict[str, float]] = {"decode": {}, "prefill": {}}
     for case in (*decodes, *prefills):
         took = _time(runner, _step(case, config.block_size))
@@ -81,7 +81,7 @@ def _seq(name: str, start: int, tokens: int, table: tuple[int, ...], *, is_prefi
     )  # fmt: skip
 
 
-def _time(runner: Runner, step: Sequence[ScheduledSeq]) -> float:
+def _time(runner: ModelRunner, step: Sequence[ScheduledSeq]) -> float:
     runs: list[float] = []
     _run(runner, step)
     while not runs or (sum(runs) < SECONDS_PER_CASE and len(runs) < MAX_RUNS):
@@ -91,5 +91,5 @@ def _time(runner: Runner, step: Sequence[ScheduledSeq]) -> float:
     return statistics.median(runs)
 
 
-def _run(runner: Runner, step: Sequence[ScheduledSeq]) -> None:
+def _run(runner: ModelRunner, step: Sequence[ScheduledSeq]) -> None:
     runner.logits(step).argmax(-1).tolist()  # reading the tokens waits for the device

@@ -21,8 +21,8 @@ from headrace_engine.model import demo as demo_model
 from headrace_engine.model.demo import ensure_demo_model
 
 if TYPE_CHECKING:
-    from headrace_engine.model.weights import Source
-    from headrace_engine.settings import Settings
+    from headrace_engine.model.weights import WeightSource
+    from headrace_engine.settings import ServerSettings
 
 ALIASES = {"prefill_chunk_size": ("--max-chunk-size",)}
 TYPES: Mapping[KnobKind, type] = {KnobKind.INT: int, KnobKind.FLOAT: float, KnobKind.BOOL: bool, KnobKind.CHOICE: str}
@@ -131,10 +131,10 @@ def serve(
 
 
 def _settings(
-    source: Source, knobs: Mapping[str, KnobValue], *, host: str, port: int, admin_port: int | None,
+    source: WeightSource, knobs: Mapping[str, KnobValue], *, host: str, port: int, admin_port: int | None,
     served_name: str | None, file: Path | None, active_num_seqs: int | None, device: str, threads: int | None,
     token_file: Path | None, drain_timeout: float, log_format: str, key_file: Path | None,
-) -> Settings:  # fmt: skip
+) -> ServerSettings:  # fmt: skip
     from headrace_engine import device as devices  # noqa: PLC0415
     from headrace_engine import settings as parts  # noqa: PLC0415
     from headrace_engine.http import auth  # noqa: PLC0415
@@ -146,7 +146,7 @@ def _settings(
         raise SettingsError(f"--drain-timeout {drain_timeout}: must be 0 or more seconds")
     engine_file = parts.read_engine_file(file)
     flags = {name: value for name, value in knobs.items() if value is not None}
-    return parts.Settings(
+    return parts.ServerSettings(
         source=source,
         config=parts.engine_config(
             engine_file, flags, active_num_seqs=active_num_seqs, device=devices.pick_device(device).type
@@ -166,7 +166,7 @@ def _settings(
     )
 
 
-def _run_server(settings: Settings) -> None:
+def _run_server(settings: ServerSettings) -> None:
     import logging  # noqa: PLC0415
 
     from headrace_engine import banner, logs, server  # noqa: PLC0415
@@ -179,7 +179,7 @@ def _run_server(settings: Settings) -> None:
     if settings.admin_token is None and not settings.on_loopback:
         log.warning("admin routes answer 403: not on loopback and no token (--admin-token-file, HEADRACE_ADMIN_TOKEN)")
 
-    def ready(engine: Any, settings: Settings) -> None:
+    def ready(engine: Any, settings: ServerSettings) -> None:
         if not settings.json_logs:
             errors.print(banner.startup(engine, settings))
             errors.print(banner.first_request(settings), markup=False, soft_wrap=True)

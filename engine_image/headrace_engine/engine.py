@@ -20,7 +20,7 @@ from headrace_engine.loop.calls import ObservedLoop
 from headrace_engine.loop.engine_loop import EngineLoop
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.recording import open_recording
-from headrace_engine.loop.runner import Runner
+from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_engine.model import peaks
 from headrace_engine.model.generation import OPENAIS, SuggestedSampling
@@ -28,7 +28,7 @@ from headrace_engine.model.kv_cache import KvPool, LayerShape, block_bytes, make
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.rope import check_rope_length, pin_rope
 from headrace_engine.model.shape import model_shape
-from headrace_engine.model.weights import Source
+from headrace_engine.model.weights import WeightSource
 from headrace_engine.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Engine:
 
     model: LoadedModel
     config: EngineConfig
-    runner: Runner
+    runner: ModelRunner
     loop: EngineLoop
     metrics: EngineMetrics
     max_model_len: int
@@ -51,7 +51,9 @@ class Engine:
     sampling: SuggestedSampling = OPENAIS
 
 
-def load(source: Source, config: EngineConfig, *, device: torch.device) -> tuple[LoadedModel, dict[int, LayerShape]]:
+def load(
+    source: WeightSource, config: EngineConfig, *, device: torch.device
+) -> tuple[LoadedModel, dict[int, LayerShape]]:
     """Load and probe the model of `source`. Raises `ModelError`."""
     dtype = devices.pick_dtype(config.dtype, device, devices.cpu_features())
     loaded = load_model(source, device=device, dtype=dtype)
@@ -71,7 +73,7 @@ def assemble(
     peak = peaks.measure(loaded.device, loaded.dtype)  # before the KV pool takes the memory
     pool, config = size_pool(loaded, layers, config)
     max_model_len = int(config.max_model_len or 0)
-    runner = Runner(loaded, pool)
+    runner = ModelRunner(loaded, pool)
     started_at = time.time()  # noqa: TID251  (reported, never compared with the engine's clock)
     metrics = EngineMetrics(served_name, slo, max_model_len=max_model_len)
     metrics.set_identity(

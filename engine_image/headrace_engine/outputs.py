@@ -12,7 +12,7 @@ from enum import StrEnum
 from headrace_core.scheduler.events import FinishReason
 
 
-class ProblemKind(StrEnum):
+class RequestProblemKind(StrEnum):
     """Whose problem it is."""
 
     ENGINE = "engine"
@@ -21,11 +21,11 @@ class ProblemKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class RequestProblem:
     """Why a request failed, in words for its client."""
 
     message: str
-    kind: ProblemKind = ProblemKind.ENGINE
+    kind: RequestProblemKind = RequestProblemKind.ENGINE
 
     def __str__(self) -> str:
         return self.message
@@ -72,7 +72,7 @@ class Done:
     num_output_tokens: int
     token_ids: tuple[int, ...] = ()
     scores: tuple[TokenScore, ...] = ()
-    problem: Problem | None = None
+    problem: RequestProblem | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
 

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp
 from headrace_engine import device as devices
 from headrace_engine.daemon import in_daemon
 from headrace_engine.engine import Engine, assemble, load
-from headrace_engine.errors import EngineError
 from headrace_engine.http import errors as http_errors
 from headrace_engine.http import tracing
 from headrace_engine.http.access_log import CallLog
@@ -34,7 +33,7 @@ from headrace_engine.http.state import ServerState
 from headrace_engine.model.generation import OPENAIS
 from headrace_engine.openai.openapi import openapi_router
 from headrace_engine.openai.routes import OpenAiApi
-from headrace_engine.settings import Settings
+from headrace_engine.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 CUT_SECONDS = 1.0  # for the error events of streams that are cut
@@ -72,10 +71,10 @@ def admin_app(state: ServerState, *, token: str | None, loopback: bool) -> ASGIA
     return CallLog(BodyLimit(app), state=state)
 
 
-class Process:
+class ServerProcess:
     """One run of the server, from sockets to exit."""
 
-    def __init__(self, settings: Settings, *, on_ready: Callable[[Engine, Settings], None]) -> None:
+    def __init__(self, settings: ServerSettings, *, on_ready: Callable[[Engine, ServerSettings], None]) -> None:
         self._settings = settings
         self._on_ready = on_ready
         self._state = ServerState(
@@ -169,7 +168,7 @@ def _exit() -> NoReturn:
     os._exit(0)
 
 
-def load_engine(settings: Settings) -> Engine:
+def load_engine(settings: ServerSettings) -> Engine:
     """Load, probe and assemble, as `settings` say. Slow; raises `EngineError`."""
     torch.set_num_threads(settings.threads)
     device = devices.pick_device(settings.device)
@@ -186,7 +185,7 @@ def load_engine(settings: Settings) -> Engine:
     return engine
 
 
-def serve(settings: Settings, *, on_ready: Callable[[Engine, Settings], None]) -> None:
+def serve(settings: ServerSettings, *, on_ready: Callable[[Engine, ServerSettings], None]) -> None:
     """Run the server until it is told to stop. `on_ready` gets the settings with the ports. Raises `EngineError`."""
     sockets: list[socket.socket] = []
     try:
@@ -204,9 +203,8 @@ def serve(settings: Settings, *, on_ready: Callable[[Engine, Settings], None]) -
 
 
 async def _run(
-    settings: Settings, on_ready: Callable[[Engine, Settings], None], sockets: tuple[socket.socket, socket.socket]
+    settings: ServerSettings,
+    on_ready: Callable[[Engine, ServerSettings], None],
+    sockets: tuple[socket.socket, socket.socket],
 ) -> None:
-    await Process(settings, on_ready=on_ready).run(sockets)
-
-
-__all__ = ["EngineError", "Process", "admin_app", "load_engine", "serve", "serving_app"]
+    await ServerProcess(settings, on_ready=on_ready).run(sockets)

@@ -18,7 +18,7 @@ from headrace_engine.errors import SettingsError
 
 if TYPE_CHECKING:
     from headrace_engine.http.auth import ApiKeys
-    from headrace_engine.model.weights import Source
+    from headrace_engine.model.weights import WeightSource
 
 TOKEN_VARIABLE = "HEADRACE_ADMIN_TOKEN"  # noqa: S105  (a name, not a secret)
 GENERATION_CONFIGS = ("auto", "none")
@@ -38,10 +38,10 @@ class EngineFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ServerSettings:
     """All that a server needs to start. Times in seconds."""
 
-    source: Source
+    source: WeightSource
     config: EngineConfig
     device: str
     host: str

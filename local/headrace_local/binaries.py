@@ -23,7 +23,7 @@ _VERSION = re.compile(r"(?<![\w.])v?(\d+\.\d+(?:\.\d+)?)")
 _ASK_SECONDS = 20
 
 
-class Source(Enum):
+class BinarySource(Enum):
     """Where a program was found."""
 
     ASSETS = f"${ASSETS_VARIABLE}"
@@ -38,7 +38,7 @@ class Binary:
 
     program: Program
     version: str
-    source: Source
+    source: BinarySource
     path: Path
     passed_over: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ def find(entry: Program, cache_dir: Path, environment: Mapping[str, str], module
             return Binary(entry, said, source, path, tuple(passed_over))
         passed_over.append(f"{path} says {said or 'no version'}, needed is {'.'.join(version.split('.')[:2])}")
     cached = cached_path(entry, version, cache_dir)
-    source = Source.CACHE if cached.is_file() else Source.MISSING
+    source = BinarySource.CACHE if cached.is_file() else BinarySource.MISSING
     return Binary(entry, version, source, cached, tuple(passed_over))
 
 
@@ -77,7 +77,7 @@ def find_all(cache_dir: Path, environment: Mapping[str, str], names: Sequence[st
 def ensure(cache_dir: Path, environment: Mapping[str, str], steps: Steps, names: Sequence[str] = ()) -> Binaries:
     """The paths of all programs (or those named); what is missing is built first. LocalError if a build fails."""
     found = find_all(cache_dir, environment, names)
-    missing = [binary for binary in found if binary.source is Source.MISSING]
+    missing = [binary for binary in found if binary.source is BinarySource.MISSING]
     if missing:
         build([(binary.program, binary.version, binary.path) for binary in missing], cache_dir, environment, steps)
     return Binaries({binary.program.name: binary.path for binary in found})
@@ -98,13 +98,13 @@ def ask_version(path: Path, argv: Sequence[str]) -> str | None:
     return match[1] if match else None
 
 
-def _candidates(entry: Program, environment: Mapping[str, str]) -> Iterator[tuple[Source, Path]]:
+def _candidates(entry: Program, environment: Mapping[str, str]) -> Iterator[tuple[BinarySource, Path]]:
     assets = environment.get(ASSETS_VARIABLE, "")
     if assets and (Path(assets) / entry.name).is_file():
-        yield Source.ASSETS, Path(assets) / entry.name
+        yield BinarySource.ASSETS, Path(assets) / entry.name
     on_path = shutil.which(entry.name, path=environment.get("PATH", ""))
     if on_path is not None:
-        yield Source.PATH, Path(on_path)
+        yield BinarySource.PATH, Path(on_path)
 
 
 def _same_minor(said: str, pinned: str) -> bool:

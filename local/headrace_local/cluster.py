@@ -40,7 +40,7 @@ from headrace_local.runtime.stop import stop_all as stop_pods
 DEFAULT_GPUS = 2
 
 
-class State(Enum):
+class SlotState(Enum):
     """How a slot stands."""
 
     ABSENT = "absent"
@@ -61,7 +61,7 @@ class ProcessStatus:
 class Status:
     """How the cluster stands: its processes in the order of their start, and what the node offers."""
 
-    state: State
+    state: SlotState
     processes: tuple[ProcessStatus, ...] = ()
     gpus: int = 0
 
@@ -84,9 +84,9 @@ def up(slot: Slot, *, gpus: int = DEFAULT_GPUS, steps: Steps | None = None) -> b
     shown = steps or QuietSteps()
     with _locked(slot):
         state = status(slot).state
-        if state is State.UP:
+        if state is SlotState.UP:
             return False
-        if state is State.BROKEN:
+        if state is SlotState.BROKEN:
             with shown.step(f"Clearing away what an earlier cluster left in slot {slot.number}"):
                 _down(slot)
         with shown.step("Checking this machine"):
@@ -119,8 +119,8 @@ def status(slot: Slot) -> Status:
     )
     summary = _read_summary(slot)
     if summary is not None and set(summary["processes"]) <= set(alive) and _api_ready(slot):
-        return Status(State.UP, found, int(summary["gpus"]))
-    state = State.BROKEN if records or find_leftovers(slot) else State.ABSENT
+        return Status(SlotState.UP, found, int(summary["gpus"]))
+    state = SlotState.BROKEN if records or find_leftovers(slot) else SlotState.ABSENT
     return Status(state, found)
 
 

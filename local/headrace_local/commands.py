@@ -76,7 +76,7 @@ def status(slot: SlotOption = 0) -> None:
         if found.processes:
             out.print(_process_table(found))
         out.print(_state_line(where, found), soft_wrap=True)
-    codes = {cluster.State.UP: 0, cluster.State.ABSENT: 3, cluster.State.BROKEN: 4}
+    codes = {cluster.SlotState.UP: 0, cluster.SlotState.ABSENT: 3, cluster.SlotState.BROKEN: 4}
     raise typer.Exit(codes[found.state])
 
 
@@ -158,12 +158,12 @@ def _process_table(found: cluster.Status) -> Table:
 def _state_line(slot: Slot, found: cluster.Status) -> str:
     option = f" --slot {slot.number}" if slot.number else ""
     match found.state:
-        case cluster.State.UP:
+        case cluster.SlotState.UP:
             where = f"API server {slot.apiserver_url}, logs in {slot.logs_dir}"
             return f"[green]up[/], {found.gpus} pretend GPUs, {where}\nexport KUBECONFIG={slot.kubeconfig}"
-        case cluster.State.ABSENT:
+        case cluster.SlotState.ABSENT:
             return f"There is no cluster in slot {slot.number}. Start one: headrace local up{option}"
-        case cluster.State.BROKEN:
+        case cluster.SlotState.BROKEN:
             return (
                 f"[red]broken[/], logs in {slot.logs_dir}\n"
                 f"Start it anew: headrace local up{option}   or clear it away: headrace local down{option}"

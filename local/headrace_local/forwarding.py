@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from headrace_local.service_routes import Endpoint
+from headrace_local.service_routes import SocketEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ class Forwarder:
 
     def __init__(self, *, retry_seconds: float = _RETRY_SECONDS) -> None:
         self._retry_seconds = retry_seconds
-        self._backends: dict[Endpoint, tuple[Endpoint, ...]] = {}
-        self._listeners: dict[Endpoint, asyncio.Server] = {}
-        self._turn: dict[Endpoint, int] = {}
-        self._failures: dict[Endpoint, str] = {}
+        self._backends: dict[SocketEndpoint, tuple[SocketEndpoint, ...]] = {}
+        self._listeners: dict[SocketEndpoint, asyncio.Server] = {}
+        self._turn: dict[SocketEndpoint, int] = {}
+        self._failures: dict[SocketEndpoint, str] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._retry: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
 
-    async def update(self, routes: Mapping[Endpoint, tuple[Endpoint, ...]]) -> None:
+    async def update(self, routes: Mapping[SocketEndpoint, tuple[SocketEndpoint, ...]]) -> None:
         """Listen for exactly these; connections that are under way are left alone."""
         async with self._lock:
             self._backends = {frontend: backends for frontend, backends in routes.items() if backends}
@@ -58,7 +58,7 @@ class Forwarder:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     @property
-    def listening(self) -> frozenset[Endpoint]:
+    def listening(self) -> frozenset[SocketEndpoint]:
         """The frontends that accept connections now."""
         return frozenset(self._listeners)
 
@@ -69,7 +69,7 @@ class Forwarder:
         if self._failures and (self._retry is None or self._retry.done()):
             self._retry = asyncio.create_task(self._try_again())
 
-    async def _open(self, frontend: Endpoint) -> None:
+    async def _open(self, frontend: SocketEndpoint) -> None:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.create_task(self._serve(frontend, reader, writer))
             self._connections.add(task)
@@ -93,14 +93,16 @@ class Forwarder:
                 for frontend in list(self._failures):
                     await self._open(frontend)
 
-    async def _serve(self, frontend: Endpoint, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, frontend: SocketEndpoint, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         backend = await self._connect(frontend)
         if backend is None:
             _reset(writer)
             return
         await relay((reader, writer), backend)
 
-    async def _connect(self, frontend: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    async def _connect(self, frontend: SocketEndpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """A connection to the next backend in turn that accepts one."""
         backends = self._backends.get(frontend, ())
         turn = self._turn.get(frontend, 0)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headrace_local.errors import LocalError
 from headrace_local.go_modules import Program, build_argv, go_directive, modules_dir
-from headrace_local.progress import Step, Steps
+from headrace_local.progress import ProgressStep, Steps
 
 Wanted = tuple[Program, str, Path]
 OUTPUT_LINES = 25
@@ -55,7 +55,7 @@ def build_one(
     *,
     go: str,
     modules: Path,
-    step: Step,
+    step: ProgressStep,
     environment: Mapping[str, str],
 ) -> None:
     """Build one program and move it to `target` in one piece (a build cut short leaves no file there)."""
@@ -120,7 +120,7 @@ def _announce(missing: Sequence[Wanted], steps: Steps) -> None:
     )
 
 
-def _run(argv: Sequence[str], folder: Path, environment: Mapping[str, str], step: Step) -> list[str]:
+def _run(argv: Sequence[str], folder: Path, environment: Mapping[str, str], step: ProgressStep) -> list[str]:
     """Run `go build -v`, count compiled packages on the way; return the last lines of its output."""
     last: collections.deque[str] = collections.deque(maxlen=OUTPUT_LINES)
     try:
@@ -134,7 +134,7 @@ def _run(argv: Sequence[str], folder: Path, environment: Mapping[str, str], step
     return list(last)
 
 
-def _follow(lines: Iterable[str], last: collections.deque[str], step: Step) -> None:
+def _follow(lines: Iterable[str], last: collections.deque[str], step: ProgressStep) -> None:
     compiled = downloaded = 0
     for line in lines:
         last.append(line.rstrip())

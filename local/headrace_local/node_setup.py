@@ -14,7 +14,7 @@ from headrace_local.layout import Slot
 from headrace_local.pki import SERVICE_PROXY_USER, Pki
 from headrace_local.probe import get_json, tls
 from headrace_local.processes import log_tail
-from headrace_local.progress import Step
+from headrace_local.progress import ProgressStep
 from headrace_local.prometheus import rbac, user_role
 
 GPU = "nvidia.com/gpu"
@@ -42,7 +42,7 @@ def label_node(slot: Slot, *, gpus: int) -> None:
         apply(slot, [{"apiVersion": "v1", "kind": "Node", "metadata": metadata}])
 
 
-def wait_for_node(slot: Slot, pki: Pki, *, gpus: int, step: Step) -> None:
+def wait_for_node(slot: Slot, pki: Pki, *, gpus: int, step: ProgressStep) -> None:
     """Wait until the node is Ready, offers the GPUs, and admits pods; LocalError with what lacks after a while."""
     context = tls(pki, pki.admin)
     node = f"{slot.apiserver_url}/api/v1/nodes/{slot.node_name}"

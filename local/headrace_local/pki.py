@@ -33,7 +33,7 @@ PROMETHEUS_USER = "headrace-prometheus"
 SERVICE_PROXY_USER = "headrace-service-proxy"
 
 
-class Usage(Enum):
+class CertificateUsage(Enum):
     """What a certificate may be used for."""
 
     CLIENT = "client"
@@ -183,15 +183,15 @@ def write_pki(slot: Slot, *, now: dt.datetime) -> Pki:
 @dataclass(frozen=True, slots=True)
 class _Identity:
     name: str
-    usage: Usage
+    usage: CertificateUsage
     organization: str | None = None
     hosts: Sequence[str] = ()
 
 
 def _etcd_identities(pki: Pki) -> list[tuple[KeyPair, _Identity]]:
     return [
-        (pki.etcd, _Identity("etcd", Usage.PEER, hosts=("localhost", "127.0.0.1"))),
-        (pki.etcd_client, _Identity("kube-apiserver", Usage.CLIENT)),
+        (pki.etcd, _Identity("etcd", CertificateUsage.PEER, hosts=("localhost", "127.0.0.1"))),
+        (pki.etcd_client, _Identity("kube-apiserver", CertificateUsage.CLIENT)),
     ]
 
 
@@ -200,16 +200,22 @@ def _cluster_identities(pki: Pki, slot: Slot) -> list[tuple[KeyPair, _Identity]]
     service_names = [f"kubernetes{tail}" for tail in ("", ".default", ".default.svc", ".default.svc.cluster.local")]
     apiserver_hosts = ("localhost", "127.0.0.1", slot.kubernetes_service_ip, *service_names)
     return [
-        (pki.apiserver, _Identity("kube-apiserver", Usage.SERVER, hosts=apiserver_hosts)),
-        (pki.apiserver_kubelet_client, _Identity("kube-apiserver-kubelet-client", Usage.CLIENT, MASTERS)),
-        (pki.admin, _Identity("headrace-admin", Usage.CLIENT, MASTERS)),
-        (pki.kubelet_client, _Identity(f"system:node:{node}", Usage.CLIENT, NODES)),
-        (pki.kubelet_server, _Identity(f"system:node:{node}", Usage.SERVER, NODES, hosts=(node, "127.0.0.1"))),
+        (pki.apiserver, _Identity("kube-apiserver", CertificateUsage.SERVER, hosts=apiserver_hosts)),
+        (pki.apiserver_kubelet_client, _Identity("kube-apiserver-kubelet-client", CertificateUsage.CLIENT, MASTERS)),
+        (pki.admin, _Identity("headrace-admin", CertificateUsage.CLIENT, MASTERS)),
+        (pki.kubelet_client, _Identity(f"system:node:{node}", CertificateUsage.CLIENT, NODES)),
+        (
+            pki.kubelet_server,
+            _Identity(f"system:node:{node}", CertificateUsage.SERVER, NODES, hosts=(node, "127.0.0.1")),
+        ),
         # Client and server in one: their health ports show the same certificate.
-        (pki.controller_manager, _Identity("system:kube-controller-manager", Usage.PEER, hosts=(node, "127.0.0.1"))),
-        (pki.scheduler, _Identity("system:kube-scheduler", Usage.PEER, hosts=(node, "127.0.0.1"))),
-        (pki.pair("prometheus"), _Identity(PROMETHEUS_USER, Usage.CLIENT)),
-        (pki.pair("service-proxy"), _Identity(SERVICE_PROXY_USER, Usage.CLIENT)),
+        (
+            pki.controller_manager,
+            _Identity("system:kube-controller-manager", CertificateUsage.PEER, hosts=(node, "127.0.0.1")),
+        ),
+        (pki.scheduler, _Identity("system:kube-scheduler", CertificateUsage.PEER, hosts=(node, "127.0.0.1"))),
+        (pki.pair("prometheus"), _Identity(PROMETHEUS_USER, CertificateUsage.CLIENT)),
+        (pki.pair("service-proxy"), _Identity(SERVICE_PROXY_USER, CertificateUsage.CLIENT)),
     ]
 
 
@@ -281,9 +287,9 @@ class _Authority:
 
 
 _EXTENDED_USAGE = {
-    Usage.CLIENT: [ExtendedKeyUsageOID.CLIENT_AUTH],
-    Usage.SERVER: [ExtendedKeyUsageOID.SERVER_AUTH],
-    Usage.PEER: [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
+    CertificateUsage.CLIENT: [ExtendedKeyUsageOID.CLIENT_AUTH],
+    CertificateUsage.SERVER: [ExtendedKeyUsageOID.SERVER_AUTH],
+    CertificateUsage.PEER: [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
 }
 
 

@@ -24,7 +24,7 @@ SOCKET_PATH_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PreflightProblem:
     """One thing that stands in the way."""
 
     what: str
@@ -32,36 +32,36 @@ class Problem:
     todo: str
 
 
-def check_platform(platform: str) -> Problem | None:
+def check_platform(platform: str) -> PreflightProblem | None:
     """Linux only: pods are Linux namespaces."""
     if platform == "linux":
         return None
-    return Problem(
+    return PreflightProblem(
         f"The embedded cluster runs on Linux, and this is {platform}.",
         "Its pods are processes in Linux mount and PID namespaces; its kubelet reads /proc and /sys.",
         "Use a Linux machine or VM. " + OTHER_CLUSTER,
     )
 
 
-def check_commands(names: Iterable[str], which: Callable[[str], str | None] = shutil.which) -> Problem | None:
+def check_commands(names: Iterable[str], which: Callable[[str], str | None] = shutil.which) -> PreflightProblem | None:
     """The small system programs that the node's processes call."""
     missing = [name for name in names if which(name) is None]
     if not missing:
         return None
-    return Problem(
+    return PreflightProblem(
         f"Not on PATH: {', '.join(missing)}.",
         "The cluster makes its namespaces and mounts with them.",
         "Install util-linux (and coreutils) from your distribution.",
     )
 
 
-def check_ports(slot: Slot, is_free: Callable[[int], bool]) -> Problem | None:
+def check_ports(slot: Slot, is_free: Callable[[int], bool]) -> PreflightProblem | None:
     """Every port of the slot is free."""
     taken = {purpose: port for purpose, port in slot.ports.items() if not is_free(port)}
     if not taken:
         return None
     listed = ", ".join(f"{port} ({purpose})" for purpose, port in taken.items())
-    return Problem(
+    return PreflightProblem(
         f"In use on 127.0.0.1: {listed}.",
         f"Slot {slot.number} uses the ports from {slot.base_port} (= {BASE_PORT} + {PORTS_PER_SLOT} x slot) on, "
         "and something else listens there.",
@@ -70,24 +70,24 @@ def check_ports(slot: Slot, is_free: Callable[[int], bool]) -> Problem | None:
     )
 
 
-def check_loopback(slot: Slot, can_bind: Callable[[str], bool]) -> Problem | None:
+def check_loopback(slot: Slot, can_bind: Callable[[str], bool]) -> PreflightProblem | None:
     """Any address in 127.0.0.0/8 can be listened on: Services and pods get theirs from there."""
     address = str(ipaddress.ip_address(slot.pod_address(0)))
     if can_bind(address):
         return None
-    return Problem(
+    return PreflightProblem(
         f"This machine can't listen on {address}.",
         f"Services get addresses from {slot.service_cidr} and pods from {slot.pod_cidr}, all on the loopback device.",
         "See that `ip addr show lo` has 127.0.0.1/8 and is up. " + OTHER_CLUSTER,
     )
 
 
-def check_socket_paths(slot: Slot) -> Problem | None:
+def check_socket_paths(slot: Slot) -> PreflightProblem | None:
     """The state folder's path is short enough for Unix sockets below it."""
     longest = f"{slot.state_dir}{LONGEST_SOCKET}"
     if len(longest.encode()) <= SOCKET_PATH_BYTES:
         return None
-    return Problem(
+    return PreflightProblem(
         f"The path of the state folder is too long: {slot.state_dir}",
         f"Sockets lie below it, and Linux allows {SOCKET_PATH_BYTES} bytes for a socket's path; "
         f"{longest} has {len(longest.encode())}.",
@@ -95,7 +95,7 @@ def check_socket_paths(slot: Slot) -> Problem | None:
     )
 
 
-def check_writable(folders: Sequence[Path]) -> Problem | None:
+def check_writable(folders: Sequence[Path]) -> PreflightProblem | None:
     """State and cache folders can be written."""
     for folder in folders:
         try:
@@ -104,7 +104,7 @@ def check_writable(folders: Sequence[Path]) -> Problem | None:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            return Problem(
+            return PreflightProblem(
                 f"{folder} can't be written.",
                 str(error),
                 "Set HEADRACE_STATE and HEADRACE_CACHE to folders of your own, with some GB free.",
@@ -145,6 +145,6 @@ def preflight(slot: Slot, *, platform: str, is_free: Callable[[int], bool]) -> I
     return isolation
 
 
-def _refuse(problem: Problem | None) -> None:
+def _refuse(problem: PreflightProblem | None) -> None:
     if problem is not None:
         raise LocalError(problem.what, why=problem.why, todo=problem.todo)

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
-class Step(Protocol):
+class ProgressStep(Protocol):
     """A step under way."""
 
     def detail(self, text: str) -> None:
@@ -23,7 +23,7 @@ class Step(Protocol):
 class Steps(Protocol):
     """Where steps are shown."""
 
-    def step(self, title: str) -> AbstractContextManager[Step]:
+    def step(self, title: str) -> AbstractContextManager[ProgressStep]:
         """Show a step while the `with` block runs; it failed if the block raises."""
 
     def note(self, text: str) -> None:
@@ -34,7 +34,7 @@ class QuietSteps:
     """Shows nothing: for tests and for use from other programs."""
 
     @contextlib.contextmanager
-    def step(self, title: str) -> Iterator[Step]:
+    def step(self, title: str) -> Iterator[ProgressStep]:
         """Run the block."""
         yield _Silent()
 
@@ -49,7 +49,7 @@ class RichSteps:
         self._console = console
 
     @contextlib.contextmanager
-    def step(self, title: str) -> Iterator[Step]:
+    def step(self, title: str) -> Iterator[ProgressStep]:
         """Spinner, title, detail and elapsed time while the block runs; then a line that stays."""
         started = time.monotonic()
         columns = (

@@ -15,12 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headrace_client.kube import EventType, Kube
-from headrace_client.resources import PODS, SERVICES, Resource
+from headrace_client.kube import Kube
+from headrace_client.resources import PODS, SERVICES, ApiResource
+from headrace_client.watching import EventType
 from headrace_local.forwarding import Forwarder
 from headrace_local.layout import default_slot
 from headrace_local.pki import pki_of
-from headrace_local.service_routes import Endpoint, routes
+from headrace_local.service_routes import SocketEndpoint, routes
 from headrace_local.serving import log_to_stderr, ready
 
 log = logging.getLogger(__name__)
@@ -30,11 +31,11 @@ class Cluster:
     """What the watches have shown so far: the objects of one kind each, by namespace and name."""
 
     def __init__(self) -> None:
-        self.objects: dict[Resource, dict[tuple[str, str], dict[str, Any]]] = {SERVICES: {}, PODS: {}}
-        self.synced: set[Resource] = set()
+        self.objects: dict[ApiResource, dict[tuple[str, str], dict[str, Any]]] = {SERVICES: {}, PODS: {}}
+        self.synced: set[ApiResource] = set()
         self.changed = asyncio.Event()
 
-    async def follow(self, kube: Kube, resource: Resource) -> None:
+    async def follow(self, kube: Kube, resource: ApiResource) -> None:
         """Keep the objects of this kind up to date; ends only when cancelled."""
         known = self.objects[resource]
         async for event in kube.watch(resource):
@@ -57,7 +58,7 @@ class Cluster:
         return self.synced == set(self.objects)
 
 
-async def serve(kubeconfig: Path, apiserver: Endpoint, ready_file: Path, stopped: asyncio.Event) -> None:
+async def serve(kubeconfig: Path, apiserver: SocketEndpoint, ready_file: Path, stopped: asyncio.Event) -> None:
     """Forward until `stopped`; the ready file appears when the first routes are in force."""
     cluster, forwarder = Cluster(), Forwarder()
     async with Kube.auto(kubeconfig=kubeconfig) as kube, asyncio.TaskGroup() as tasks:
@@ -72,7 +73,7 @@ async def serve(kubeconfig: Path, apiserver: Endpoint, ready_file: Path, stopped
     await forwarder.close()
 
 
-async def _apply(cluster: Cluster, forwarder: Forwarder, apiserver: Endpoint, ready_file: Path) -> None:
+async def _apply(cluster: Cluster, forwarder: Forwarder, apiserver: SocketEndpoint, ready_file: Path) -> None:
     while not cluster.complete:
         await _change(cluster)
     await _route(cluster, forwarder, apiserver)
@@ -82,7 +83,7 @@ async def _apply(cluster: Cluster, forwarder: Forwarder, apiserver: Endpoint, re
             await _route(cluster, forwarder, apiserver)
 
 
-async def _route(cluster: Cluster, forwarder: Forwarder, apiserver: Endpoint) -> None:
+async def _route(cluster: Cluster, forwarder: Forwarder, apiserver: SocketEndpoint) -> None:
     services, pods = cluster.objects[SERVICES].values(), cluster.objects[PODS].values()
     await forwarder.update(routes(services, pods, apiserver=apiserver))
 
@@ -97,7 +98,7 @@ async def _main(slot_number: int) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    apiserver = Endpoint("127.0.0.1", slot.apiserver_port)
+    apiserver = SocketEndpoint("127.0.0.1", slot.apiserver_port)
     await serve(pki_of(slot).service_proxy_kubeconfig, apiserver, slot.ready_file("service_proxy"), stopped)
 
 

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
-class Endpoint(NamedTuple):
+class SocketEndpoint(NamedTuple):
     """An IPv4 address and a TCP port."""
 
     host: str
     port: int
 
 
-Routes = dict[Endpoint, tuple[Endpoint, ...]]
+Routes = dict[SocketEndpoint, tuple[SocketEndpoint, ...]]
 
 
-def routes(services: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], *, apiserver: Endpoint) -> Routes:
+def routes(
+    services: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], *, apiserver: SocketEndpoint
+) -> Routes:
     """ClusterIP and port of each Service -> the ready pods' addresses and target ports, in the order of their names.
 
     A Service without a ready pod has an empty tuple. Left out: headless and external Services, those without a
@@ -35,9 +37,9 @@ def routes(services: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, An
             if port.get("protocol", "TCP") != "TCP":
                 continue
             if _is_kubernetes(service):
-                found[Endpoint(address, port["port"])] = (apiserver,)
+                found[SocketEndpoint(address, port["port"])] = (apiserver,)
             elif service["spec"].get("selector"):
-                found[Endpoint(address, port["port"])] = tuple(_backends(service, port, candidates))
+                found[SocketEndpoint(address, port["port"])] = tuple(_backends(service, port, candidates))
     return found
 
 
@@ -47,7 +49,7 @@ def _is_kubernetes(service: Mapping[str, Any]) -> bool:
 
 def _backends(
     service: Mapping[str, Any], port: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]
-) -> Iterable[Endpoint]:
+) -> Iterable[SocketEndpoint]:
     spec = service["spec"]
     for pod in pods:
         labels = pod["metadata"].get("labels", {})
@@ -57,7 +59,7 @@ def _backends(
             continue
         number = _target_port(port, pod)
         if number is not None:
-            yield Endpoint(pod["status"]["podIP"], number)
+            yield SocketEndpoint(pod["status"]["podIP"], number)
 
 
 def _takes_traffic(pod: Mapping[str, Any], *, not_ready_too: bool) -> bool:

@@ -13,7 +13,12 @@ from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_operator.app import App, configure_logs
 from headrace_operator.service.pod import Images
-from headrace_operator.settings import LogFormat, Settings, SettingsError, read_token
+from headrace_operator.settings import (
+    LogFormat,
+    OperatorSettings,
+    OperatorSettingsError,
+    read_token,
+)
 
 cli = typer.Typer(add_completion=False)
 
@@ -43,7 +48,7 @@ def run(  # noqa: PLR0917  (one parameter a flag)
 ) -> None:
     """Watch InferenceServices and TuningRuns, and make the cluster what they say."""
     try:
-        settings = Settings(
+        settings = OperatorSettings(
             images=Images(engine=engine_image, tuner=tuner_image, pull_policy=pull_policy),
             root_token=read_token(root_token_file, root_token),
             prometheus_url=prometheus_url,
@@ -55,12 +60,12 @@ def run(  # noqa: PLR0917  (one parameter a flag)
         )
         configure_logs(settings)
         asyncio.run(_serve(settings, context))
-    except (SettingsError, KubeError) as error:
+    except (OperatorSettingsError, KubeError) as error:
         print(f"headrace_operator: {error}", file=sys.stderr)  # noqa: T201  (also where logs are JSON, this is read)
         raise SystemExit(2) from None
 
 
-async def _serve(settings: Settings, context: str | None) -> None:
+async def _serve(settings: OperatorSettings, context: str | None) -> None:
     async with Kube.auto(context) as kube:
         await App(settings, kube).run()
 

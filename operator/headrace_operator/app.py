@@ -22,20 +22,20 @@ from headrace_operator.cluster.apply import Writer
 from headrace_operator.cluster.events import EventPoster
 from headrace_operator.engines.headrace import Engines
 from headrace_operator.metrics import Metrics
-from headrace_operator.protocols import EnginesPort, MetricsPort
+from headrace_operator.protocols import EngineApi, WindowMetrics
 from headrace_operator.rollout.windows import PrometheusWindows
-from headrace_operator.runtime.cache import IndexView
+from headrace_operator.runtime.cache import IndexCache
 from headrace_operator.runtime.handlers import build_registry, configure
-from headrace_operator.runtime.worker import ObjectReference, Shell
-from headrace_operator.service.controller import ServiceReconciler, Tools
-from headrace_operator.settings import LogFormat, Settings
-from headrace_operator.tuning.controller import RunReconciler
+from headrace_operator.runtime.worker import ObjectReference, WorkerPool
+from headrace_operator.service.controller import Dependencies, ServiceController
+from headrace_operator.settings import LogFormat, OperatorSettings
+from headrace_operator.tuning.controller import RunController
 
 LOG = logging.getLogger(__name__)
 CRD_SECONDS = 60.0
 
 
-def configure_logs(settings: Settings) -> None:
+def configure_logs(settings: OperatorSettings) -> None:
     """JSON lines with the object's reference, or text for a person."""
     log_format = kopf.LogFormat.JSON if settings.log_format is LogFormat.JSON else kopf.LogFormat.FULL
     kopf.configure(debug=settings.log_level == "DEBUG", log_format=log_format, log_refkey="k8s")
@@ -50,12 +50,12 @@ def configure_logs(settings: Settings) -> None:
 class App:
     """One operator process. `engines` and `windows` can be given by tests."""
 
-    def __init__(self, settings: Settings, kube: Kube) -> None:
+    def __init__(self, settings: OperatorSettings, kube: Kube) -> None:
         self.settings = settings
         self.kube = kube
         self.metrics = Metrics()
-        self.engines: EnginesPort | None = None
-        self.windows: MetricsPort | None = None
+        self.engines: EngineApi | None = None
+        self.windows: WindowMetrics | None = None
 
     async def run(self, stop: asyncio.Event | None = None, ready: asyncio.Event | None = None) -> None:
         """Run until `stop`, a signal, or a failure that a restart cures."""
@@ -121,9 +121,9 @@ class App:
         finally:
             await runner.cleanup()
 
-    async def _start(self, view: IndexView) -> Shell:
+    async def _start(self, view: IndexCache) -> WorkerPool:
         loop = asyncio.get_running_loop()
-        tools = Tools(
+        tools = Dependencies(
             kube=self.kube,
             view=view,
             engines=self._given(self.engines),
@@ -135,10 +135,10 @@ class App:
             clock=loop.time,
         )
         reconcilers = {
-            names.INFERENCE_SERVICE_KIND: ServiceReconciler(tools).reconcile,
-            names.TUNING_RUN_KIND: RunReconciler(tools).reconcile,
+            names.INFERENCE_SERVICE_KIND: ServiceController(tools).reconcile,
+            names.TUNING_RUN_KIND: RunController(tools).reconcile,
         }
-        shell = Shell(reconcilers=reconcilers, metrics=self.metrics, resync_seconds=self.settings.resync_seconds)
+        shell = WorkerPool(reconcilers=reconcilers, metrics=self.metrics, resync_seconds=self.settings.resync_seconds)
         self.metrics.watch_queue(lambda: shell.queue.depth, shell.queue.oldest)
         self.metrics.watch_objects(view.all_services, view.all_runs)
         shell.start(self.settings.workers)

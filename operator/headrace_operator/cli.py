@@ -20,9 +20,9 @@ from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS, INFERENCE_SERVICES, TUNING_RUNS
 from headrace_core.knobs.resolve import ConfigError
-from headrace_operator.rollout.revisions import read_tuned
-from headrace_operator.service.effective_config import Source, effective
-from headrace_operator.service.explain import Explanation, explain_config
+from headrace_operator.rollout.revisions import read_active_revision
+from headrace_operator.service.effective_config import KnobSource, effective_config
+from headrace_operator.service.explain import KnobExplanation, explain_config
 
 T = TypeVar("T")
 Body = Mapping[str, Any]
@@ -109,14 +109,14 @@ def runs_table(runs: list[Body]) -> Table:
     return table
 
 
-def explain_table(name: str, lines: list[Explanation]) -> Table:
+def explain_table(name: str, lines: list[KnobExplanation]) -> Table:
     """One row a knob."""
     title = f"InferenceService {name}"
     table = Table(*_fixed("Knob", "Value", "Class"), "Set by", "Since", title=title, box=None)
     for line in lines:
         shown = "computed" if line.value is None else str(line.value).lower()
-        by = "default" if line.source == Source.DEFAULT else f"{line.source}: {line.by}"
-        style = "dim" if line.source == Source.DEFAULT else ""
+        by = "default" if line.source == KnobSource.DEFAULT else f"{line.source}: {line.by}"
+        style = "dim" if line.source == KnobSource.DEFAULT else ""
         table.add_row(line.knob, shown, line.klass, escape(by), line.since, style=style)
     return table
 
@@ -129,16 +129,16 @@ async def _lists(context: str | None, namespace: str | None, everywhere: bool) -
     return [_plain(body) for body in services], [_plain(body) for body in runs]
 
 
-async def _explain(name: str, context: str | None, namespace: str | None) -> list[Explanation]:
+async def _explain(name: str, context: str | None, namespace: str | None) -> list[KnobExplanation]:
     async with Kube.auto(context) as kube:
         where = namespace or kube.connection.namespace
         body = await kube.get(INFERENCE_SERVICES, name, where)
         if body is None:
             raise KubeError(f"InferenceService {where}/{name} does not exist; headrace status -A lists all")
-        tuned = read_tuned(await kube.get(CONFIG_MAPS, names.tuned_config_map(name), where))
+        tuned = read_active_revision(await kube.get(CONFIG_MAPS, names.tuned_config_map(name), where))
     service = InferenceService.read(body)
     fields = body["metadata"].get("managedFields") or ()
-    return explain_config(service, effective(service, tuned), tuned=tuned, managed_fields=fields)
+    return explain_config(service, effective_config(service, tuned), tuned=tuned, managed_fields=fields)
 
 
 def _answer(question: Coroutine[Any, Any, T]) -> T:

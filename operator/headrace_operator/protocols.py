@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from headrace_client.engine import EngineState, Keep, SloValues
-from headrace_client.resources import Resource
+from headrace_client.resources import ApiResource
 from headrace_core.knobs.table import KnobValue
-from headrace_operator.rollout.analysis import Reading
+from headrace_operator.rollout.analysis import WindowReading
 
 
 class Key(NamedTuple):
@@ -24,7 +24,7 @@ class Key(NamedTuple):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-class View(Protocol):
+class Cache(Protocol):
     """The cluster as last seen, without asking it. Always a little stale."""
 
     def service(self, namespace: str, name: str) -> Mapping[str, Any] | None:
@@ -46,10 +46,10 @@ class View(Protocol):
         """Pods of a TuningRun: the trial's and the Job's."""
 
 
-class KubePort(Protocol):
+class KubeApi(Protocol):
     """The writes of `headrace_client.kube.Kube`, and the one read."""
 
-    async def get(self, res: Resource, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+    async def get(self, res: ApiResource, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """The object, or None."""
 
     async def apply(self, body: Mapping[str, Any], *, field_manager: str, force: bool = True) -> dict[str, Any]:
@@ -58,14 +58,14 @@ class KubePort(Protocol):
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create."""
 
-    async def replace_status(self, res: Resource, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def replace_status(self, res: ApiResource, body: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the status."""
 
-    async def delete(self, res: Resource, name: str, namespace: str | None = None) -> None:
+    async def delete(self, res: ApiResource, name: str, namespace: str | None = None) -> None:
         """Delete, with what it owns; a missing object is fine."""
 
 
-class EnginesPort(Protocol):
+class EngineApi(Protocol):
     """Running engines."""
 
     async def read(self, address: str, *, token: str) -> EngineState:
@@ -91,10 +91,10 @@ class WindowQuery:
     end: float
 
 
-class MetricsPort(Protocol):
+class WindowMetrics(Protocol):
     """Prometheus."""
 
-    async def read(self, query: WindowQuery, *, now: datetime) -> Reading:
+    async def read(self, query: WindowQuery, *, now: datetime) -> WindowReading:
         """What the window showed, or why that cannot be said (yet)."""
 
     async def waiting(self, namespace: str, pods: Sequence[str]) -> float | None:

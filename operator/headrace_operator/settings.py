@@ -19,7 +19,7 @@ class LogFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class OperatorSettings:
     """Everything that can be set. No namespaces: the whole cluster."""
 
     images: Images
@@ -34,24 +34,24 @@ class Settings:
     resync_seconds: float = 420.0
 
 
-class SettingsError(ValueError):
+class OperatorSettingsError(ValueError):
     """A setting that cannot be used; the message says which, why and what to do."""
 
 
 def read_token(path: Path | None, value: str) -> str:
-    """Root token from a file, else from the environment. Raises `SettingsError`."""
+    """Root token from a file, else from the environment. Raises `OperatorSettingsError`."""
     token, where = value, "HEADRACE_ROOT_TOKEN"
     if path is not None:
         where = str(path)
         try:
             token = path.read_text()
         except OSError as error:
-            raise SettingsError(
+            raise OperatorSettingsError(
                 f"root token: {path} cannot be read ({error.strerror}): mount the Secret there"
             ) from None
     token = token.strip()
     if len(token) < MIN_TOKEN_LENGTH:
-        raise SettingsError(
+        raise OperatorSettingsError(
             f"root token from {where}: {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed: give "
             "--root-token-file or HEADRACE_ROOT_TOKEN; every service's admin token is derived from it"
         )

@@ -16,7 +16,7 @@ import yaml
 from headrace_client import resources as res
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
-from headrace_local.binaries import Binaries, Source, find_all
+from headrace_local.binaries import Binaries, BinarySource, find_all
 from headrace_local.control_plane import ApiServer, api_server, private_slot
 from headrace_local.go_modules import API_SERVER_PROGRAMS
 from headrace_local.layout import cache_root
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     found = find_all(cache_root(os.environ), os.environ, API_SERVER_PROGRAMS)
-    missing = [binary.program.name for binary in found if binary.source is Source.MISSING]
+    missing = [binary.program.name for binary in found if binary.source is BinarySource.MISSING]
     if missing:
         pytest.skip(
             f"no {' and '.join(missing)}: set KUBEBUILDER_ASSETS, or run `headrace local up` once to build them"
@@ -55,7 +55,7 @@ async def _install_crds(kubeconfig: Path) -> None:
             await _served(kube, resource)
 
 
-async def _served(kube: Kube, resource: res.Resource) -> None:
+async def _served(kube: Kube, resource: res.ApiResource) -> None:
     """Wait until the API server serves the resource; it says itself when a CRD is established."""
     name = f"{resource.plural}.{resource.group}"
     async with asyncio.timeout(30):

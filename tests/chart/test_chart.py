@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace_local.binaries import Source, find_all
+from headrace_local.binaries import BinarySource, find_all
 from headrace_local.layout import default_slot
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ Render = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(scope="session")
 def helm() -> str:
     (binary,) = find_all(default_slot().cache_dir, os.environ, ["helm"])
-    if binary.source is Source.MISSING:
+    if binary.source is BinarySource.MISSING:
         pytest.skip("helm is not built: run `make binaries`")
     return str(binary.path)
 

@@ -25,7 +25,7 @@ def model() -> Path:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     """A cluster with the operator running; gone afterwards, with everything that it started."""
     found = {binary.program.name: binary for binary in binaries.find_all(cache_root(os.environ), os.environ)}
-    missing = [name for name, binary in found.items() if binary.source is binaries.Source.MISSING]
+    missing = [name for name, binary in found.items() if binary.source is binaries.BinarySource.MISSING]
     if missing:
         pytest.skip(f"not built: {', '.join(missing)}; `headrace local binaries` builds them")
     with private_slot(tmp_path_factory.mktemp("n")) as slot:

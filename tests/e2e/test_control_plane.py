@@ -24,7 +24,7 @@ pytestmark = pytest.mark.apiserver
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     found = binaries.find_all(cache_root(os.environ), os.environ, API_SERVER_PROGRAMS)
-    missing = [binary.program.name for binary in found if binary.source is binaries.Source.MISSING]
+    missing = [binary.program.name for binary in found if binary.source is binaries.BinarySource.MISSING]
     if missing:
         pytest.skip(f"not built: {', '.join(missing)}; `headrace local binaries` builds them")
     with private_slot(tmp_path_factory.mktemp("api")) as slot:

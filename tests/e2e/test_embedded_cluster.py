@@ -14,7 +14,7 @@ from headrace_client.kube import Kube
 from headrace_client.prom import Prometheus
 from headrace_client.resources import NODES, PODS
 from headrace_local import binaries, cluster
-from headrace_local.cluster import State
+from headrace_local.cluster import SlotState
 from headrace_local.control_plane import port_is_free, private_slot
 from headrace_local.layout import Slot, cache_root
 from headrace_local.leftovers import find_leftovers
@@ -65,7 +65,7 @@ SERVICE: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     found = binaries.find_all(cache_root(os.environ), os.environ)
-    missing = [binary.program.name for binary in found if binary.source is binaries.Source.MISSING]
+    missing = [binary.program.name for binary in found if binary.source is binaries.BinarySource.MISSING]
     if missing:
         pytest.skip(f"not built: {', '.join(missing)}; `headrace local binaries` builds them")
     with private_slot(tmp_path_factory.mktemp("c")) as slot:
@@ -133,9 +133,9 @@ def test_down_leaves_nothing_whatever_was_killed_before(slot: Slot):
     for name in ("kubelet", "runtime", "kube-apiserver"):
         alive[name].identity.send(signal.SIGKILL)
         assert alive[name].identity.wait(10)
-    assert cluster.status(slot).state is State.BROKEN
+    assert cluster.status(slot).state is SlotState.BROKEN
     cluster.down(slot)
-    assert cluster.status(slot).state is State.ABSENT
+    assert cluster.status(slot).state is SlotState.ABSENT
     assert marked_processes(slot.state_dir) == []
     assert not find_leftovers(slot, port_is_free)
     assert str(slot.state_dir) not in Path("/proc/self/mounts").read_text()

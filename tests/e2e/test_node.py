@@ -38,7 +38,7 @@ RESTRICTED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
 @pytest.fixture(scope="module")
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     found = binaries.find_all(cache_root(os.environ), os.environ)
-    missing = [binary.program.name for binary in found if binary.source is binaries.Source.MISSING]
+    missing = [binary.program.name for binary in found if binary.source is binaries.BinarySource.MISSING]
     if missing:
         pytest.skip(f"not built: {', '.join(missing)}; `headrace local binaries` builds them")
     kernel = [Path(f"/proc/sys/{name}").read_text() for name in ("kernel/panic", "vm/overcommit_memory")]

@@ -21,7 +21,7 @@ from headrace_core.errors import HeadraceError
 from headrace_tuner import logs
 from headrace_tuner.connections import Addresses
 from headrace_tuner.errors import LeaseLost, StoreUnavailable
-from headrace_tuner.job import Job
+from headrace_tuner.job import StudyJob
 
 log = logging.getLogger("headrace_tuner")
 EXIT_FAILED, EXIT_LEASE, EXIT_STORE, EXIT_TERMINATED = 1, 3, 4, 143
@@ -54,10 +54,12 @@ def run_job(
         prometheus_url=prometheus_url,
         token=os.environ.get(ADMIN_TOKEN_ENV, ""),
     )
-    sys.exit(asyncio.run(_execute(Job(namespace=namespace, run=name, service_url=service_url, addresses=addresses))))
+    sys.exit(
+        asyncio.run(_execute(StudyJob(namespace=namespace, run=name, service_url=service_url, addresses=addresses)))
+    )
 
 
-async def _execute(job: Job) -> int:
+async def _execute(job: StudyJob) -> int:
     me = asyncio.current_task()
     if me is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)

@@ -28,7 +28,7 @@ def tune(
 
     Stop it with Ctrl-C and start it again: it goes on from the records.
     """
-    from headrace_tuner.cli_study import ByHand  # noqa: PLC0415  (Optuna and SciPy take a second; bench does without)
+    from headrace_tuner.cli_study import CliStudy  # noqa: PLC0415  (Optuna and SciPy take a second; bench does without)
 
     if prometheus_url is None:
         raise typer.BadParameter(
@@ -36,5 +36,7 @@ def tune(
             f"with a scrape interval of 1 s on {url.rstrip('/')}/metrics and name it here"
         )
     token = os.environ.get(ADMIN_TOKEN_ENV, "")
-    study = ByHand(url=url, spec=spec, prometheus_url=prometheus_url, admin_url=admin_url, token=token, records=records)
+    study = CliStudy(
+        url=url, spec=spec, prometheus_url=prometheus_url, admin_url=admin_url, token=token, records=records
+    )
     run_async(study.run(console))

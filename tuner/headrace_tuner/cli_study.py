@@ -16,18 +16,18 @@ from headrace_api.v1alpha1.records import StudyRecord
 from headrace_api.v1alpha1.slo import LatencyTarget, SloSpec
 from headrace_api.v1alpha1.tuningrun import TuningRun
 from headrace_core.knobs.table import KnobValue
-from headrace_tuner.connections import Addresses, Live, connect
+from headrace_tuner.connections import Addresses, Connections, connect
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.records.store import FolderStore
 from headrace_tuner.report.lines import trial_line, verdict_panel
 from headrace_tuner.settings import study_plan
-from headrace_tuner.study.runner import Runner, Setup
+from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.study.space import Space
-from headrace_tuner.targets.shadow import Refused
+from headrace_tuner.targets.shadow import KnobsRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByHand:
+class CliStudy:
     """One invocation."""
 
     url: str
@@ -49,7 +49,7 @@ class ByHand:
         )
         async with connect(addresses) as live:
             setup = _setup(run, live, folder, console)
-            runner = Runner(setup)
+            runner = StudyRunner(setup)
             console.print(f"engine {live.endpoint.model} at {self.url}; records in {folder}")
             try:
                 study = await runner.run()
@@ -61,7 +61,7 @@ class ByHand:
         return study
 
 
-def _setup(run: TuningRun, live: Live, folder: Path, console: Console) -> Setup:
+def _setup(run: TuningRun, live: Connections, folder: Path, console: Console) -> Setup:
     slo = run.spec.slo or slo_of(live.state.slo)
     return Setup(
         name=run.metadata.name or "tune",
@@ -76,7 +76,7 @@ def _setup(run: TuningRun, live: Live, folder: Path, console: Console) -> Setup:
     )
 
 
-async def _restore(runner: Runner, live: Live, console: Console) -> None:
+async def _restore(runner: StudyRunner, live: Connections, console: Console) -> None:
     baseline = runner.records.baseline
     if baseline is None:
         return
@@ -84,7 +84,7 @@ async def _restore(runner: Runner, live: Live, console: Console) -> None:
     knobs: Mapping[str, KnobValue] = {name: known.get(name) for name in runner.setup.space.names}
     try:
         await live.target.apply(knobs, revision=live.state.revision)
-    except (TunerError, TrialVoid, Refused) as error:
+    except (TunerError, TrialVoid, KnobsRefused) as error:
         console.print(f"[yellow]the engine's knobs could not be put back: {error}[/]")
 
 

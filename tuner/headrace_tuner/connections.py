@@ -33,7 +33,7 @@ class Addresses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class Connections:
     """Open connections to one engine and its Prometheus."""
 
     target: ShadowTarget
@@ -65,7 +65,7 @@ class Live:
 
 
 @asynccontextmanager
-async def connect(addresses: Addresses) -> AsyncIterator[Live]:
+async def connect(addresses: Addresses) -> AsyncIterator[Connections]:
     """Connect and check that engine and Prometheus answer. Raises `TunerError`."""
     async with (
         load_session() as session,
@@ -79,4 +79,4 @@ async def connect(addresses: Addresses) -> AsyncIterator[Live]:
             await prometheus.query("vector(1)")
         except PrometheusError as error:
             raise TunerError(f"{error}; the study's numbers come from Prometheus, so it needs one") from error
-        yield Live(target=target, prometheus=prometheus, session=session, endpoint=endpoint, state=state)
+        yield Connections(target=target, prometheus=prometheus, session=session, endpoint=endpoint, state=state)

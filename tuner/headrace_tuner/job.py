@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from headrace_api.base import CustomResource as Custom
 from headrace_api.base import InvalidResource
-from headrace_api.base import Resource as Custom
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, VerificationRecord
 from headrace_api.v1alpha1.slo import SloSpec
@@ -17,16 +17,16 @@ from headrace_api.v1alpha1.tuningrun import TuningRun
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_client.load.client import LoadClient, find_endpoint, load_session
-from headrace_client.resources import INFERENCE_SERVICES, TUNING_RUNS, Resource
+from headrace_client.resources import INFERENCE_SERVICES, TUNING_RUNS, ApiResource
 from headrace_core.errors import HeadraceError
 from headrace_core.workload.plans import derive_seed
 from headrace_tuner.connections import Addresses, connect
 from headrace_tuner.errors import TunerError
-from headrace_tuner.measure.background_load import keep_load
+from headrace_tuner.measure.background_load import background_load
 from headrace_tuner.records.configmap import ConfigMapStore
 from headrace_tuner.settings import study_plan, workload_of
 from headrace_tuner.study.phases import KeepLoad, next_action
-from headrace_tuner.study.runner import Runner, Setup, write_failure
+from headrace_tuner.study.runner import Setup, StudyRunner, write_failure
 from headrace_tuner.study.space import Space
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ ModelT = TypeVar("ModelT", bound=Custom)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class StudyJob:
     """One run of the Job, `namespace`/`run`, and where everything is."""
 
     namespace: str
@@ -81,7 +81,7 @@ class Job:
                 on_end=_log_end,
                 on_study=_log_study,
             )
-            return await Runner(setup).run()
+            return await StudyRunner(setup).run()
 
     async def _hold(self, kube: Kube, run: TuningRun) -> None:
         spec = run.spec.workload
@@ -89,7 +89,7 @@ class Job:
             endpoint = await find_endpoint(session, self.service_url)
             client = LoadClient(endpoint=endpoint, session=session, salt=f"{run.metadata.uid}-{secrets.token_hex(3)}")
             seed = derive_seed(spec.seed, "rollout")
-            await keep_load(client, workload_of(spec), seed=seed, done=self._rollout_ended(kube))
+            await background_load(client, workload_of(spec), seed=seed, done=self._rollout_ended(kube))
 
     def _rollout_ended(self, kube: Kube) -> Callable[[], Awaitable[bool]]:
         async def ended() -> bool:
@@ -117,7 +117,7 @@ class Job:
             )
         return service.spec.slo
 
-    async def _get(self, kube: Kube, resource: Resource, name: str) -> dict[str, Any]:
+    async def _get(self, kube: Kube, resource: ApiResource, name: str) -> dict[str, Any]:
         where = f"{resource.kind} {self.namespace}/{name}"
         try:
             body = await kube.get(resource, name, self.namespace)

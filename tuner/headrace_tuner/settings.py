@@ -10,8 +10,8 @@ from headrace_client.load.client import Endpoint
 from headrace_core.evidence.slo import SloSet
 from headrace_core.workload.plans import Workload
 from headrace_tuner.errors import TunerError
-from headrace_tuner.study.objective import Goal
-from headrace_tuner.study.phases import Plan
+from headrace_tuner.study.objective import StudyGoal
+from headrace_tuner.study.phases import StudyPlan
 
 TARGETS = ("ttft", "itl", "e2e")  # those whose 95th percentile a reading has
 
@@ -21,12 +21,12 @@ def slo_set(slo: SloSpec) -> SloSet:
     return SloSet.from_dict(slo.for_engine())
 
 
-def study_plan(spec: TuningRunSpec, slo: SloSpec, *, keep_load: bool) -> Plan:
+def study_plan(spec: TuningRunSpec, slo: SloSpec, *, keep_load: bool) -> StudyPlan:
     """What is asked for. `keep_load`: whether somebody applies a proposal under load."""
     thresholds = slo_set(slo)
     limits = {target: seconds for target in TARGETS if (seconds := thresholds.threshold(target)) is not None}
-    return Plan(
-        goal=Goal(objective=spec.objective, attainment=slo.attainment, thresholds=limits),
+    return StudyPlan(
+        goal=StudyGoal(objective=spec.objective, attainment=slo.attainment, thresholds=limits),
         trials=spec.budget.trials,
         duration=spec.budget.seconds,
         blocks=spec.verification.blocks,

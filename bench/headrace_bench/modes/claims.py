@@ -23,7 +23,7 @@ BUSY = 0.85
 LOADS = (Level.HIGH, Level.LOW)
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """What the run says about a claim."""
 
     HELD = "held"
@@ -43,7 +43,7 @@ class Claim:
     low: float | None
     high: float | None
     figures: str
-    verdict: Verdict
+    verdict: ClaimVerdict
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -131,16 +131,16 @@ def _cut(cells: Cells, runs: Runs, level: Level, kind: RequestKind | None, perce
     )
 
 
-def _cut_verdict(ratio: Ratio, *, unknown: bool) -> Verdict:
+def _cut_verdict(ratio: Ratio, *, unknown: bool) -> ClaimVerdict:
     """`unknown`: the figure with chunks is itself only a lower bound."""
     most = 1 - CUT
     if ratio.low is None or ratio.high is None:
-        return Verdict.UNCLEAR  # too few requests
+        return ClaimVerdict.UNCLEAR  # too few requests
     if unknown:
-        return Verdict.UNCLEAR if ratio.ratio <= most else Verdict.NOT_HELD
+        return ClaimVerdict.UNCLEAR if ratio.ratio <= most else ClaimVerdict.NOT_HELD
     if ratio.high <= most:
-        return Verdict.HELD
-    return Verdict.NOT_HELD if ratio.low > most else Verdict.UNCLEAR
+        return ClaimVerdict.HELD
+    return ClaimVerdict.NOT_HELD if ratio.low > most else ClaimVerdict.UNCLEAR
 
 
 def _speed_up(cells: Cells, level: Level, mode: Mode) -> Claim | None:
@@ -180,10 +180,10 @@ def _busy(cells: Cells, level: Level) -> Claim | None:
     )
 
 
-def _all_or_none(held: Sequence[bool]) -> Verdict:
+def _all_or_none(held: Sequence[bool]) -> ClaimVerdict:
     if all(held):
-        return Verdict.HELD
-    return Verdict.UNCLEAR if any(held) else Verdict.NOT_HELD
+        return ClaimVerdict.HELD
+    return ClaimVerdict.UNCLEAR if any(held) else ClaimVerdict.NOT_HELD
 
 
 def _samples(runs: Sequence[LevelRun], kind: RequestKind | None) -> list[float | None]:

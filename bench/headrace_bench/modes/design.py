@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace_bench.errors import BenchError
-from headrace_bench.serve.plan import Shape
+from headrace_bench.serve.plan import RequestMix
 from headrace_core.knobs.resolve import EngineConfig, resolve
 from headrace_core.workload.lengths import Length
 
@@ -75,7 +75,7 @@ class Calibration:
 class Design:
     """The engine's settings that all modes share, and the load's shape."""
 
-    shape: Shape
+    shape: RequestMix
     max_num_seqs: int
     budget: int
     chunk: int
@@ -112,7 +112,7 @@ class Design:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class LoadRates:
     """Requests a second at each level, and what they were derived from. `separates`: `high` overloads static only."""
 
     low: float
@@ -161,7 +161,7 @@ def make_design(
                 "lower --output-tokens or --chunk"
             )
         long = Length(room, room, float(room))
-    shape = Shape(prompt=short, output=output, long=long, long_share=long_share)
+    shape = RequestMix(prompt=short, output=output, long=long, long_share=long_share)
     if max_model_len is not None and shape.longest > max_model_len:
         raise BenchError(f"a request can have {shape.longest} tokens; the model holds {max_model_len}")
     return Design(
@@ -169,12 +169,12 @@ def make_design(
     )
 
 
-def choose_rates(capacity: Mapping[Mode, float]) -> Rates:
+def choose_rates(capacity: Mapping[Mode, float]) -> LoadRates:
     """Rates from what the modes carry, requests a second."""
     static, chunked = capacity[Mode.STATIC], capacity[Mode.CHUNKED]
     high = max(HIGH_OF_CHUNKED * chunked, min(ABOVE_STATIC * static, HIGHEST * chunked))
     low = min(LOW_OF_STATIC * static, LOW_OF_CHUNKED * chunked)
-    return Rates(low=low, high=high, capacity=dict(capacity), separates=high >= ABOVE_STATIC * static)
+    return LoadRates(low=low, high=high, capacity=dict(capacity), separates=high >= ABOVE_STATIC * static)
 
 
 def order(repetitions: int) -> list[tuple[int, Mode]]:

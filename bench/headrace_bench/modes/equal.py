@@ -17,7 +17,7 @@ AROUND = 24  # characters of each answer that are shown from the first differenc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class AnswerDifference:
     """The first place where two answers part: the request, the character, and how each goes on."""
 
     level: Level
@@ -36,7 +36,7 @@ class Equality:
     second: Mode
     compared: int
     equal: int
-    difference: Difference | None
+    difference: AnswerDifference | None
 
 
 def compare_answers(runs: Sequence[LevelRun]) -> list[Equality]:
@@ -74,9 +74,9 @@ def _compare(first: Mode, second: Mode, old: Mapping[Key, str], new: Mapping[Key
     )
 
 
-def _difference(key: Key, old: str, new: str) -> Difference:
+def _difference(key: Key, old: str, new: str) -> AnswerDifference:
     at = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-    return Difference(
+    return AnswerDifference(
         level=key[0],
         number=key[2],
         at=at,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from headrace_bench.modes.design import Design, Level, Mode, Rates, Windows
+from headrace_bench.modes.design import Design, Level, LoadRates, Mode, Windows
 from headrace_bench.modes.options import ModesOptions
 from headrace_bench.modes.outcome import LevelRun
 from headrace_bench.modes.server import running_engine
@@ -19,7 +19,7 @@ from headrace_bench.serve.prompts import Dialect
 from headrace_client.load.client import LoadClient
 
 
-class Stage(Protocol):
+class LabStage(Protocol):
     """Whoever shows how far it is."""
 
     def begin(self, about: str, *, seconds: float) -> None:
@@ -36,11 +36,11 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class LabSetting:
     """What every visit has in common."""
 
     design: Design
-    rates: Rates
+    rates: LoadRates
     windows: Windows
 
 
@@ -59,7 +59,7 @@ class Lab:
     """One machine, one model. The last three are known after the first engine: `start_seconds` until one is warm."""
 
     options: ModesOptions
-    stage: Stage
+    stage: LabStage
     session: aiohttp.ClientSession
     model: str
     dialect: Dialect | None = None
@@ -82,7 +82,7 @@ class Lab:
             run = await full_level(ready, fitting, visit, seconds=seconds)
         return fitting, sum(record.output_tokens for record in run.records) / run.ended
 
-    async def visit(self, place: Place, setting: Setting) -> AsyncIterator[LevelRun]:
+    async def visit(self, place: Place, setting: LabSetting) -> AsyncIterator[LevelRun]:
         """A fresh engine in one mode, loaded at each level."""
         design, windows, mode = setting.design, setting.windows, place.mode
         full = windows.full_of(mode)

@@ -59,7 +59,7 @@ class ModesOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class LoadLengths:
     """Lengths of the load, parsed."""
 
     short: Length
@@ -67,7 +67,7 @@ class Lengths:
     output: Length
 
 
-def parse_lengths(options: ModesOptions) -> Lengths:
+def parse_lengths(options: ModesOptions) -> LoadLengths:
     """Check the options. Raises `BenchError` that names the flag."""
     if not options.budget > 0:
         raise BenchError(f"--budget: must be above 0, got {options.budget:g}")
@@ -87,4 +87,4 @@ def parse_lengths(options: ModesOptions) -> Lengths:
     short, output = parsed["prompt_tokens"], parsed["output_tokens"]
     if short is None or output is None:
         raise BenchError("--prompt-tokens and --output-tokens cannot be empty")
-    return Lengths(short=short, long=parsed["long_prompt_tokens"], output=output)
+    return LoadLengths(short=short, long=parsed["long_prompt_tokens"], output=output)

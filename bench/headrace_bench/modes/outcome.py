@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace_bench.modes.design import Level, Mode
-from headrace_bench.serve.result import Window, rates_inside
+from headrace_bench.serve.result import ServeWindow, rates_inside
 from headrace_bench.serve.steady import Trend, steadiness
 from headrace_bench.serve.watch import Health, client_limits
 from headrace_client.load.client import ErrorKind, RequestRecord
@@ -33,7 +33,7 @@ class LevelRun:
     repetition: int
     rate: float | None
     records: Sequence[RequestRecord]
-    window: Window
+    window: ServeWindow
     ended: float
     busy: float
     health: Health

@@ -17,8 +17,8 @@ from headrace_bench.host_info import describe_machine, load_average
 from headrace_bench.modes.design import (
     Calibration,
     Design,
+    LoadRates,
     Mode,
-    Rates,
     Windows,
     choose_chunk,
     choose_rates,
@@ -26,8 +26,8 @@ from headrace_bench.modes.design import (
     order,
     share_out,
 )
-from headrace_bench.modes.lab import Lab, Place, Setting, Stage
-from headrace_bench.modes.options import Lengths, ModesOptions, parse_lengths
+from headrace_bench.modes.lab import Lab, LabSetting, LabStage, Place
+from headrace_bench.modes.options import LoadLengths, ModesOptions, parse_lengths
 from headrace_bench.modes.outcome import LevelRun
 from headrace_bench.modes.predict import batch_seconds, predict
 from headrace_client.load.client import load_session
@@ -45,14 +45,14 @@ class Compared:
     options: ModesOptions
     model: str
     calibration: Calibration
-    setting: Setting
+    setting: LabSetting
     factor: float
     runs: Sequence[LevelRun]
     environment: dict[str, Any]
     seconds: float
 
 
-async def compare_modes(options: ModesOptions, model: str | None, stage: Stage) -> Compared:
+async def compare_modes(options: ModesOptions, model: str | None, stage: LabStage) -> Compared:
     """Do it. Raises `BenchError`."""
     started, lengths = time.monotonic(), parse_lengths(options)
     environment = describe_machine()
@@ -71,7 +71,7 @@ async def compare_modes(options: ModesOptions, model: str | None, stage: Stage) 
         batch = batch_seconds(design, calibration) / factor
         windows = share_out(left, visits=len(visits), start=lab.start_seconds, batch=batch)
         _say_if_few(rates, windows, options.repetitions, stage)
-        setting, runs = Setting(design=design, rates=rates, windows=windows), list[LevelRun]()
+        setting, runs = LabSetting(design=design, rates=rates, windows=windows), list[LevelRun]()
         for number, (repetition, mode) in enumerate(visits):
             place = Place(number, len(visits), repetition, mode)
             runs += [run async for run in lab.visit(place, setting)]
@@ -117,12 +117,12 @@ def out_file(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     return path
 
 
-async def _demo_model(stage: Stage) -> str:
+async def _demo_model(stage: LabStage) -> str:
     stage.begin("the demo model", seconds=5)
     return (await engine_command("model", "demo")).strip().splitlines()[-1]
 
 
-async def _calibrate(options: ModesOptions, model: str, stage: Stage) -> Calibration:
+async def _calibrate(options: ModesOptions, model: str, stage: LabStage) -> Calibration:
     path = options.calibration
     if path is None:
         stage.begin("step times", seconds=40)
@@ -140,7 +140,7 @@ async def _calibrate(options: ModesOptions, model: str, stage: Stage) -> Calibra
 
 
 def _design(
-    options: ModesOptions, lengths: Lengths, calibration: Calibration, max_model_len: int | None
+    options: ModesOptions, lengths: LoadLengths, calibration: Calibration, max_model_len: int | None
 ) -> Design:  # fmt: skip
     return make_design(
         chunk=options.chunk or choose_chunk(calibration),
@@ -154,7 +154,7 @@ def _design(
     )
 
 
-def _speed(design: Design, calibration: Calibration, stage: Stage, *, seconds: float, measured: float) -> float:
+def _speed(design: Design, calibration: Calibration, stage: LabStage, *, seconds: float, measured: float) -> float:
     """How fast the engine is beside what its step times predict: HTTP and its client take their share."""
     simulated = predict(design, calibration, Mode.CHUNKED, duration=seconds)
     predicted = simulated.tokens / simulated.seconds
@@ -162,7 +162,7 @@ def _speed(design: Design, calibration: Calibration, stage: Stage, *, seconds: f
     return min(FASTEST, max(SLOWEST, measured / predicted)) if predicted > 0 else 1.0
 
 
-def _say_if_busy(environment: Mapping[str, Any], stage: Stage) -> None:
+def _say_if_busy(environment: Mapping[str, Any], stage: LabStage) -> None:
     load, cores = environment["load_average"], environment["cores"]
     if load is not None and load > BUSY_MACHINE * cores:
         stage.say(
@@ -170,7 +170,7 @@ def _say_if_busy(environment: Mapping[str, Any], stage: Stage) -> None:
         )
 
 
-def _say_if_few(rates: Rates, windows: Windows, repetitions: int, stage: Stage) -> None:
+def _say_if_few(rates: LoadRates, windows: Windows, repetitions: int, stage: LabStage) -> None:
     expected = rates.high * windows.high * repetitions
     if expected < FEW:
         stage.say(
@@ -179,7 +179,9 @@ def _say_if_few(rates: Rates, windows: Windows, repetitions: int, stage: Stage) 
         )
 
 
-def _rates(options: ModesOptions, design: Design, calibration: Calibration, factor: float, stage: Stage) -> Rates:
+def _rates(
+    options: ModesOptions, design: Design, calibration: Calibration, factor: float, stage: LabStage
+) -> LoadRates:
     capacity = {mode: factor * predict(design, calibration, mode).requests_per_second for mode in Mode}
     chosen = choose_rates(capacity)
     low, high = options.low_rate or chosen.low, options.high_rate or chosen.high

@@ -25,7 +25,7 @@ TAIL = 2000  # characters of a log that an error shows
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineProcess:
     """A running engine."""
 
     url: str
@@ -53,7 +53,7 @@ class Engine:
 @asynccontextmanager
 async def running_engine(
     model: str, flags: Sequence[str], *, session: aiohttp.ClientSession, log: Path, name: str = "bench"
-) -> AsyncIterator[Engine]:
+) -> AsyncIterator[EngineProcess]:
     """`headrace serve MODEL FLAGS` until the context ends. Raises `BenchError` with the end of its log."""
     command = [
         sys.executable, "-m", "headrace_engine", "serve", model, "--host", "127.0.0.1", "--port", "0",
@@ -67,14 +67,14 @@ async def running_engine(
         )
         try:
             started = _Start(process, command, log, asyncio.get_running_loop().time() + START_SECONDS)
-            engine = Engine(f"http://127.0.0.1:{await _port(started)}", session, log)
+            engine = EngineProcess(f"http://127.0.0.1:{await _port(started)}", session, log)
             await _until_ready(engine, started)
             yield engine
         finally:
             await asyncio.shield(_stop(process))
 
 
-async def wait_idle(engine: Engine, *, names: Sequence[str], seconds: float) -> bool:
+async def wait_idle(engine: EngineProcess, *, names: Sequence[str], seconds: float) -> bool:
     """Wait until the sum of some gauges is 0; whether it became so."""
     deadline = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < deadline:
@@ -116,7 +116,7 @@ async def _port(start: _Start) -> int:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _until_ready(engine: Engine, start: _Start) -> None:
+async def _until_ready(engine: EngineProcess, start: _Start) -> None:
     while True:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
             limit = aiohttp.ClientTimeout(total=5)

@@ -14,14 +14,14 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from headrace_bench.modes.claims import Claim, Price, Verdict
+from headrace_bench.modes.claims import Claim, ClaimVerdict, Price
 from headrace_bench.modes.design import Level, Mode
 from headrace_bench.modes.equal import Equality
 from headrace_bench.modes.outcome import Cell, Tail
 from headrace_bench.serve.show import ENOUGH
 from headrace_core.evidence.percentiles import duration
 
-COLOURS = {Verdict.HELD: "green", Verdict.NOT_HELD: "red", Verdict.UNCLEAR: "yellow"}
+COLOURS = {ClaimVerdict.HELD: "green", ClaimVerdict.NOT_HELD: "red", ClaimVerdict.UNCLEAR: "yellow"}
 HEADS = (
     "load", "mode", "TTFT\np50", "\np95", "\np99", "short\np95", "\np99", "ITL\np50", "\np99", "\nmax",
     "\nreq/s", "\ntok/s", "\nbusy",

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace_bench.errors import BenchError
-from headrace_bench.modes.design import Design, Level, Mode, Rates, Windows
+from headrace_bench.modes.design import Design, Level, LoadRates, Mode, Windows
 from headrace_bench.modes.outcome import LevelRun
-from headrace_bench.modes.server import Engine, wait_idle
+from headrace_bench.modes.server import EngineProcess, wait_idle
 from headrace_bench.serve.plan import endless, with_warmup
 from headrace_bench.serve.probe import probe
 from headrace_bench.serve.prompts import Composer, Dialect, Prepared
-from headrace_bench.serve.result import Window
+from headrace_bench.serve.result import ServeWindow
 from headrace_bench.serve.watch import watching
 from headrace_bench.server_facts import differing, server_facts
 from headrace_client.load.client import Endpoint, LoadClient, RequestRecord, find_endpoint
@@ -44,13 +44,13 @@ class Visit:
 class Ready:
     """A warm engine and how to speak with it."""
 
-    engine: Engine
+    engine: EngineProcess
     endpoint: Endpoint
     dialect: Dialect
     facts: Mapping[str, Any]
 
 
-async def make_ready(engine: Engine, knobs: Mapping[str, Any], *, dialect: Dialect | None = None) -> Ready:
+async def make_ready(engine: EngineProcess, knobs: Mapping[str, Any], *, dialect: Dialect | None = None) -> Ready:
     """Find out what the engine has. `dialect`: what is known of its tokenizer already.
 
     Raises `BenchError` where the config in force is not that of `knobs`.
@@ -81,7 +81,7 @@ async def warm_up(ready: Ready, design: Design, visit: Visit) -> None:
 
 
 async def open_level(
-    ready: Ready, design: Design, visit: Visit, *, level: Level, rates: Rates, windows: Windows
+    ready: Ready, design: Design, visit: Visit, *, level: Level, rates: LoadRates, windows: Windows
 ) -> LevelRun:  # fmt: skip
     """An open-loop load. Each mode gets the same plan, prompt by prompt; the low one is the same in each repetition."""
     rate, seconds = (rates.low, windows.low) if level is Level.LOW else (rates.high, windows.high)
@@ -97,7 +97,7 @@ async def open_level(
     )
     client = _client(ready, salt=str(seed), plan=plan)
     visit.show(f"{level} load, {rate:.3g}/s", client)
-    window = Window(begin=windows.warmup, end=windows.warmup + seconds)
+    window = ServeWindow(begin=windows.warmup, end=windows.warmup + seconds)
     drain = max(0.0, window.end - plan[-1].at) + windows.drain
     return await _measured(
         ready, visit, level, lambda: client.open_loop(plan, drain=drain), window=window, rate=rate
@@ -110,7 +110,11 @@ async def full_level(ready: Ready, design: Design, visit: Visit, *, seconds: flo
     client = _client(ready, salt=str(seed))
     visit.show(f"full load, {2 * design.max_num_seqs} at once", client)
     begin = 0.0 if visit.mode is Mode.STATIC else WARM_SHARE * seconds
-    window, source, concurrency = Window(begin=begin, end=seconds), endless(design.shape, seed), 2 * design.max_num_seqs
+    window, source, concurrency = (
+        ServeWindow(begin=begin, end=seconds),
+        endless(design.shape, seed),
+        2 * design.max_num_seqs,
+    )
 
     def send() -> Awaitable[list[RequestRecord]]:
         return client.closed_loop(source, concurrency=concurrency, duration=seconds, drain=0.0)
@@ -120,7 +124,7 @@ async def full_level(ready: Ready, design: Design, visit: Visit, *, seconds: flo
 
 async def _measured(
     ready: Ready, visit: Visit, level: Level, send: Callable[[], Awaitable[list[RequestRecord]]], *,
-    window: Window, rate: float | None,
+    window: ServeWindow, rate: float | None,
 ) -> LevelRun:  # fmt: skip
     if not await wait_idle(ready.engine, names=GAUGES, seconds=IDLE_SECONDS):
         raise BenchError(f"the engine still works on the last load; see {ready.engine.log}")
@@ -148,7 +152,7 @@ async def _measured(
     )
 
 
-async def _busy(engine: Engine, start: float, window: Window) -> float:
+async def _busy(engine: EngineProcess, start: float, window: ServeWindow) -> float:
     """Share of the window that the engine spent in steps: its own counter over the clock between two readings."""
     readings = []
     loop = asyncio.get_running_loop()

@@ -46,7 +46,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """`paired`: both runs had the same plan. `differences`: what else differs between them, in words."""
 
     paired: bool
@@ -72,7 +72,7 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, seed: int = 0) -> Comparison:
+def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, seed: int = 0) -> RunComparison:
     """Ratios of latencies and of token throughput of two result files."""
     sides = (_samples(before), _samples(after))
     paired = _plan(sides[0]) == _plan(sides[1]) and _load(before) == _load(after)
@@ -88,7 +88,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, seed: int = 
         ratios["tokens_per_second"] = Ratio(
             before=tokens[0], after=tokens[1], ratio=tokens[1] / tokens[0], low=None, high=None
         )
-    return Comparison(
+    return RunComparison(
         paired=paired,
         requests=(len(sides[0]), len(sides[1])),
         ratios=ratios,
@@ -137,7 +137,7 @@ def _blocks(count: int, rng: random.Random) -> list[int]:
     return [(start + step) % count for start in starts for step in range(length)][:count]
 
 
-def comparison_table(compared: Comparison, *, names: tuple[str, str]) -> RenderableType:
+def comparison_table(compared: RunComparison, *, names: tuple[str, str]) -> RenderableType:
     """The comparison for people."""
     table = Table(title=f"{names[1]} relative to {names[0]}", title_justify="left", title_style="bold")
     for name in ("", names[0], names[1], "ratio", "95 %"):

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from headrace_bench.command_options import duration, option
 from headrace_bench.errors import BenchError
-from headrace_bench.serve.plan import Prefix, Shape
+from headrace_bench.serve.plan import Prefix, RequestMix
 from headrace_bench.serve.prompts import Api, Dialect
 from headrace_core.evidence.slo import SloSet
-from headrace_core.workload.arrivals import Arrivals, Process
+from headrace_core.workload.arrivals import ArrivalProcess, Arrivals
 from headrace_core.workload.lengths import FORMS, Length
 
 LOAD, REQUESTS, SERVER, SLO, OUT = "Load", "Requests", "Server", "SLO", "Output"
@@ -46,7 +46,7 @@ class ServeOptions:
     )
     duration: Annotated[float, duration("How long requests arrive.", panel=LOAD)] = 20.0
     requests: Annotated[int | None, option("This many, instead of --duration.", panel=LOAD, min=1)] = None
-    arrivals: Annotated[Process, option("How gaps are drawn.", panel=LOAD)] = Process.POISSON
+    arrivals: Annotated[ArrivalProcess, option("How gaps are drawn.", panel=LOAD)] = ArrivalProcess.POISSON
     burstiness: Annotated[float, option("Gamma shape of the gaps of bursts; 1 is Poisson.", panel=LOAD)] = 0.3
     ramp_to: Annotated[float | None, option("Rate at the end; it rises or falls steadily.", panel=LOAD)] = None
     concurrency: Annotated[
@@ -110,7 +110,7 @@ class Asked:
     """The options as the parts understand them."""
 
     arrivals: Arrivals
-    shape: Shape
+    shape: RequestMix
     requests: int
     duration: float
     slo: SloSet
@@ -170,14 +170,14 @@ def _check_outputs(options: ServeOptions) -> None:
             raise BenchError(f"{flag} {path}: is a folder; name a file in it")
 
 
-def _shape(options: ServeOptions) -> Shape:
+def _shape(options: ServeOptions) -> RequestMix:
     lengths = {}
     for name in ("prompt_tokens", "long_prompt_tokens", "output_tokens"):
         try:
             lengths[name] = Length.parse(getattr(options, name))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-    return Shape(
+    return RequestMix(
         prompt=lengths["prompt_tokens"],
         output=lengths["output_tokens"],
         long=lengths["long_prompt_tokens"],

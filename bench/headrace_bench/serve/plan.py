@@ -32,7 +32,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class RequestMix:
     """What requests look like: a mix of short and long prompts, exact in its share, and the length of answers."""
 
     prompt: Length
@@ -60,7 +60,7 @@ class Shape:
 
 
 def plan_window(
-    arrivals: Arrivals, shape: Shape, *, requests: int, duration: float, seed: int
+    arrivals: Arrivals, shape: RequestMix, *, requests: int, duration: float, seed: int
 ) -> list[PlannedRequest]:  # fmt: skip
     """The requests of one window of `duration` seconds, in order of arrival."""
     streams = {name: _stream(seed, name) for name in ("arrivals", "kind", "prompt", "output", "prefix")}
@@ -70,7 +70,7 @@ def plan_window(
 
 
 def with_warmup(
-    arrivals: Arrivals, shape: Shape, *, requests: int, duration: float, warmup: float, seed: int
+    arrivals: Arrivals, shape: RequestMix, *, requests: int, duration: float, warmup: float, seed: int
 ) -> list[PlannedRequest]:
     """A window with `warmup` seconds of the same load before it: what is measured begins in the midst of load.
 
@@ -86,7 +86,7 @@ def with_warmup(
     return before + [replace(request, at=request.at + warmup) for request in measured]
 
 
-def endless(shape: Shape, seed: int, *, block: int = 64) -> Iterator[PlannedRequest]:
+def endless(shape: RequestMix, seed: int, *, block: int = 64) -> Iterator[PlannedRequest]:
     """Requests without times and without an end, for a closed loop; the mix is exact in each block."""
     arrivals, number = Arrivals(rate=1.0), 0
     while True:
@@ -105,7 +105,7 @@ def _stream(seed: int, name: str) -> random.Random:
     return random.Random(derive_seed(seed, name))  # noqa: S311  (repeatable, not secret)
 
 
-def _request(shape: Shape, streams: dict[str, random.Random], *, at: float, kind: RequestKind) -> PlannedRequest:
+def _request(shape: RequestMix, streams: dict[str, random.Random], *, at: float, kind: RequestKind) -> PlannedRequest:
     length = shape.long if kind is RequestKind.LONG and shape.long is not None else shape.prompt
     prefix, rng = shape.prefix, streams["prefix"]
     shared, group = rng.random() < prefix.share, rng.randrange(prefix.groups)

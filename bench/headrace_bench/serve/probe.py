@@ -20,7 +20,7 @@ SHORT_WORDS, LONG_WORDS = 10, 50
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ServerDialect:
     """The dialect that the server took, and what a person should know about it."""
 
     dialect: Dialect
@@ -29,7 +29,7 @@ class Probed:
 
 async def probe(
     session: aiohttp.ClientSession, endpoint: Endpoint, wanted: Dialect, *, text: bool = False
-) -> Probed:  # fmt: skip
+) -> ServerDialect:  # fmt: skip
     """Agree with the server on a dialect, `wanted` or less. Raises `BenchError` with the server's own words.
 
     `text`: measure how many tokens the server makes of our words, also where it takes ids.
@@ -50,7 +50,7 @@ async def probe(
     if text or not dialect.ids or dialect.api is Api.CHAT:
         dialect, note = await _measure_words(session, endpoint, dialect)
         notes += [note] if note else []
-    return Probed(dialect, tuple(notes))
+    return ServerDialect(dialect, tuple(notes))
 
 
 async def _measure_words(

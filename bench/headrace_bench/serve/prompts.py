@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from headrace_client.load.client import TOKEN_HIGH, TOKEN_LOW, Message
+from headrace_client.load.client import TOKEN_HIGH, TOKEN_LOW, RequestMessage
 from headrace_core.workload.plans import PlannedRequest, prompt_ids
 
 # Frequent words are one token in most vocabularies, and sentences make a model go on in sentences.
@@ -82,11 +82,11 @@ class Composer:
     model: str
     salt: str
 
-    def __call__(self, planned: PlannedRequest, number: int) -> Message:
+    def __call__(self, planned: PlannedRequest, number: int) -> RequestMessage:
         """The message of the request with that number in its plan."""
         prompt = self._given(planned) if planned.content is not None else self._made(planned, number)
         body = self.dialect.body(self.model, prompt, planned.output_tokens)
-        return Message(PATHS[self.dialect.api], json.dumps(body).encode())
+        return RequestMessage(PATHS[self.dialect.api], json.dumps(body).encode())
 
     def _given(self, planned: PlannedRequest) -> object:
         """A trace's own prompt, for whichever API is asked."""
@@ -114,7 +114,7 @@ class Prepared:
     def __init__(self, composer: Composer, plan: Sequence[PlannedRequest]) -> None:
         self._messages = [composer(request, number) for number, request in enumerate(plan)]
 
-    def __call__(self, planned: PlannedRequest, number: int) -> Message:
+    def __call__(self, planned: PlannedRequest, number: int) -> RequestMessage:
         """The message of the request with that number."""
         del planned
         return self._messages[number]

@@ -24,7 +24,7 @@ NO_SLO = SloSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class ServeWindow:
     """What was measured: arrivals from `begin` to `end`, seconds since the start of the load."""
 
     begin: float
@@ -37,7 +37,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class MeasuredRates:
     """Per second. `requests` are answered ones, `tokens` generated ones."""
 
     seconds: float
@@ -58,7 +58,7 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class MeanLengths:
     """Means in tokens of answered requests; `short_answers` ended before the length that was asked for.
 
     `chunks` per token below 1 means that the server sends several tokens at once. `cached`: share of the prompt tokens
@@ -74,7 +74,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class ServeResult:
     """One run."""
 
     requests: int
@@ -83,24 +83,24 @@ class Result:
     errors: dict[str, int]
     first_error: str
     offered_per_second: float | None
-    in_window: Rates | None
-    until_last: Rates
+    in_window: MeasuredRates | None
+    until_last: MeasuredRates
     output_tokens: int
     latency_seconds: dict[str, Distribution]
     send_lag_seconds: Distribution | None
     goodput: Goodput | None
-    lengths: Lengths | None
+    lengths: MeanLengths | None
     steadiness: Steadiness
 
 
-def evaluate(records: Sequence[RequestRecord], window: Window, *, slo: SloSet = NO_SLO) -> Result:
+def evaluate(records: Sequence[RequestRecord], window: ServeWindow, *, slo: SloSet = NO_SLO) -> ServeResult:
     """The result of a run with `records` of all its requests, those of the warm-up too."""
     # The last arrival of a plan may fall on the end itself.
     inside = [record for record in records if window.begin <= record.planned_at <= window.end]
     complete = [record for record in inside if record.error is None]
     judged = slo != NO_SLO
     seconds = window.seconds
-    return Result(
+    return ServeResult(
         requests=len(inside),
         warmup_requests=len(records) - len(inside),
         completed=len(complete),
@@ -142,7 +142,7 @@ def is_good(record: RequestRecord, slo: SloSet) -> bool:
     return not slow and without_tpot.judge(record.ttft, record.gaps, record.e2e)
 
 
-def to_json(result: Result) -> dict[str, Any]:
+def to_json(result: ServeResult) -> dict[str, Any]:
     """JSON-ready form. The flat rates are those until the last answer."""
     flat = {
         "seconds": result.until_last.seconds,
@@ -152,28 +152,28 @@ def to_json(result: Result) -> dict[str, Any]:
     return asdict(result) | flat
 
 
-def _span(inside: Sequence[RequestRecord], window: Window) -> float:
+def _span(inside: Sequence[RequestRecord], window: ServeWindow) -> float:
     return window.seconds or _rates_until_last(inside, window).seconds
 
 
-def _rates_until_last(inside: Sequence[RequestRecord], window: Window) -> Rates:
+def _rates_until_last(inside: Sequence[RequestRecord], window: ServeWindow) -> MeasuredRates:
     complete = [record for record in inside if record.error is None]
     ends = (record.planned_at + (record.e2e or 0.0) - window.begin for record in complete)
     seconds = max([window.seconds, *ends])
     tokens = sum(record.output_tokens for record in inside)  # also of requests that failed later
     per = 1 / seconds if seconds > 0 else 0.0
-    return Rates(seconds=seconds, requests=len(complete) * per, tokens=tokens * per)
+    return MeasuredRates(seconds=seconds, requests=len(complete) * per, tokens=tokens * per)
 
 
-def rates_inside(records: Sequence[RequestRecord], window: Window) -> Rates:
+def rates_inside(records: Sequence[RequestRecord], window: ServeWindow) -> MeasuredRates:
     """Answers and tokens that came inside the window, whoever asked: in a steady state as many enter as leave it."""
     ends = (record.planned_at + record.e2e for record in records if record.error is None and record.e2e is not None)
     answered = sum(window.begin < end <= window.end for end in ends)
     tokens = math.fsum(_tokens_inside(record, window) for record in records)
-    return Rates(seconds=window.seconds, requests=answered / window.seconds, tokens=tokens / window.seconds)
+    return MeasuredRates(seconds=window.seconds, requests=answered / window.seconds, tokens=tokens / window.seconds)
 
 
-def _tokens_inside(record: RequestRecord, window: Window) -> float:
+def _tokens_inside(record: RequestRecord, window: ServeWindow) -> float:
     if record.ttft is None:
         return 0.0
     first = record.planned_at + record.ttft
@@ -195,14 +195,14 @@ def _goodput(inside: Sequence[RequestRecord], slo: SloSet, seconds: float) -> Go
     )
 
 
-def _lengths(complete: Sequence[RequestRecord]) -> Lengths | None:
+def _lengths(complete: Sequence[RequestRecord]) -> MeanLengths | None:
     if not complete:
         return None
     counted = [record for record in complete if record.counted and record.output_tokens > 0]
     chunks = sum(len(record.gaps) + 1 for record in counted)
     told = [record for record in complete if record.cached_tokens is not None]
     prompts = sum(record.prompt_tokens for record in told)
-    return Lengths(
+    return MeanLengths(
         prompt=math.fsum(record.prompt_tokens for record in complete) / len(complete),
         output=math.fsum(record.output_tokens for record in complete) / len(complete),
         short_answers=sum(record.output_tokens < record.wanted_tokens for record in complete if record.counted),

@@ -19,9 +19,9 @@ from headrace_bench.errors import BenchError
 from headrace_bench.host_info import describe_machine, load_average
 from headrace_bench.serve.options import Asked, ServeOptions, understand
 from headrace_bench.serve.plan import endless, last_arrival, with_warmup
-from headrace_bench.serve.probe import Probed, probe
+from headrace_bench.serve.probe import ServerDialect, probe
 from headrace_bench.serve.prompts import Composer, Prepared
-from headrace_bench.serve.result import SCHEMA, Result, Window, evaluate, to_json
+from headrace_bench.serve.result import SCHEMA, ServeResult, ServeWindow, evaluate, to_json
 from headrace_bench.serve.traces import read_trace
 from headrace_bench.serve.watch import Health, client_limits, watching
 from headrace_bench.server_facts import server_facts
@@ -36,7 +36,7 @@ from headrace_core.workload.plans import PlannedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class LoadGoal:
     """What a display needs to know of a load that begins. `requests` None: nobody knows how many."""
 
     title: str
@@ -49,7 +49,7 @@ class Goal:
 class Display(Protocol):
     """Whoever shows a load while it runs."""
 
-    def showing(self, goal: Goal, client: LoadClient) -> AbstractContextManager[object]:
+    def showing(self, goal: LoadGoal, client: LoadClient) -> AbstractContextManager[object]:
         """A context in which the client's progress is shown."""
         ...
 
@@ -61,12 +61,12 @@ class Ran:
     options: ServeOptions
     asked: Asked
     endpoint: Endpoint
-    probed: Probed
-    result: Result
+    probed: ServerDialect
+    result: ServeResult
     health: Health
     limits: tuple[str, ...]
     records: Sequence[RequestRecord]
-    window: Window
+    window: ServeWindow
     environment: dict[str, Any]
     interrupted: bool
 
@@ -158,7 +158,7 @@ class _Load:
     """The sending of one run. Records are kept as requests end, so that an interrupted run has them."""
 
     def __init__(
-        self, options: ServeOptions, asked: Asked, plan: Sequence[PlannedRequest] | None, window: Window
+        self, options: ServeOptions, asked: Asked, plan: Sequence[PlannedRequest] | None, window: ServeWindow
     ) -> None:
         self._options, self._asked, self._plan = options, asked, plan
         self.window = window
@@ -200,9 +200,9 @@ class _Load:
         source = islice(endless(self._asked.shape, options.seed), options.requests)
         await client.closed_loop(source, concurrency=options.concurrency, duration=self.window.end)
 
-    def _goal(self) -> Goal:
+    def _goal(self) -> LoadGoal:
         options, plan = self._options, self._plan
-        return Goal(
+        return LoadGoal(
             title=f"{options.concurrency} at once" if options.concurrency else "load",
             seconds=None if self.window.end == math.inf else self.window.end,
             warmup=self.window.begin,
@@ -243,15 +243,15 @@ def _plan(options: ServeOptions, asked: Asked, trace: list[PlannedRequest] | Non
     )
 
 
-def _window(options: ServeOptions, asked: Asked, trace: list[PlannedRequest] | None) -> Window:
+def _window(options: ServeOptions, asked: Asked, trace: list[PlannedRequest] | None) -> ServeWindow:
     if options.concurrency is not None and options.requests is not None:
-        return Window(begin=options.warmup, end=math.inf)  # known when the last has ended
+        return ServeWindow(begin=options.warmup, end=math.inf)  # known when the last has ended
     if trace is None:
-        return Window(begin=options.warmup, end=options.warmup + asked.duration)
+        return ServeWindow(begin=options.warmup, end=options.warmup + asked.duration)
     end = last_arrival(trace)
     if options.warmup > end:
         raise BenchError(f"--warmup {options.warmup:g} leaves nothing of the trace, which takes {end:g} s")
-    return Window(begin=options.warmup, end=end)
+    return ServeWindow(begin=options.warmup, end=end)
 
 
 def _check_fits(asked: Asked, endpoint: Endpoint, trace: list[PlannedRequest] | None) -> None:

@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace_bench.serve.result import Goodput, Lengths, Rates, Result
-from headrace_bench.serve.run import Goal, Ran
+from headrace_bench.serve.result import Goodput, MeanLengths, MeasuredRates, ServeResult
+from headrace_bench.serve.run import LoadGoal, Ran
 from headrace_bench.serve.steady import Steadiness, Trend
 from headrace_client.load.client import LoadClient
 from headrace_core.evidence.percentiles import duration
@@ -36,7 +36,7 @@ class TerminalDisplay:
     console: Console
 
     @contextmanager
-    def showing(self, goal: Goal, client: LoadClient) -> Iterator[None]:
+    def showing(self, goal: LoadGoal, client: LoadClient) -> Iterator[None]:
         """See `Display`."""
         if not self.console.is_terminal:
             yield
@@ -50,7 +50,7 @@ class TerminalDisplay:
 
 @dataclass(slots=True)
 class _View:
-    goal: Goal
+    goal: LoadGoal
     client: LoadClient
     started: float
     seen: deque[tuple[float, int, int]] = field(default_factory=deque)
@@ -132,7 +132,7 @@ def _facts(ran: Ran) -> Iterator[tuple[str, str]]:
         yield "note", few
 
 
-def _requests(result: Result) -> str:
+def _requests(result: ServeResult) -> str:
     text = f"{result.completed} of {result.requests} answered"
     if result.warmup_requests:
         text += f" ({result.warmup_requests} more to warm up)"
@@ -142,7 +142,7 @@ def _requests(result: Result) -> str:
     return f"{text}; [red]{escape(kinds)}[/]; the first: {escape(result.first_error)}"
 
 
-def _rates(result: Result) -> str:
+def _rates(result: ServeResult) -> str:
     parts = []
     if result.offered_per_second is not None:
         parts.append(f"offered {result.offered_per_second:.3g}/s")
@@ -152,7 +152,7 @@ def _rates(result: Result) -> str:
     return "; ".join(parts)
 
 
-def _rate(rates: Rates) -> str:
+def _rate(rates: MeasuredRates) -> str:
     return f"{rates.requests:.3g}/s with {rates.tokens:.1f} tokens/s"
 
 
@@ -168,7 +168,7 @@ def _goodput(goodput: Goodput, slo: SloSet) -> str:
     )
 
 
-def _lengths(lengths: Lengths) -> str:
+def _lengths(lengths: MeanLengths) -> str:
     text = f"prompts {lengths.prompt:.1f}, answers {lengths.output:.1f} tokens in the mean"
     if lengths.short_answers:
         text += f"; {lengths.short_answers} answers ended before the length asked for"
@@ -202,7 +202,7 @@ def _client(ran: Ran) -> str:
     return f"[red]the client was the limit[/], not only the server: {escape(reasons)} ({text})"
 
 
-def _few(result: Result) -> str:
+def _few(result: ServeResult) -> str:
     found = result.latency_seconds.get("ttft")
     lacking = [name for name, enough in ENOUGH.items() if found is not None and found.count < enough]
     if not lacking:

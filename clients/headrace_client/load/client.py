@@ -91,7 +91,7 @@ class Endpoint:
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class LoadProgress:
     """Counts while a load runs, and the latest latencies in seconds, for whoever shows them."""
 
     sent: int = 0
@@ -103,14 +103,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RequestMessage:
     """What is posted for one request."""
 
     path: str
     body: bytes
 
 
-Compose = Callable[[PlannedRequest, int], Message]
+Compose = Callable[[PlannedRequest, int], RequestMessage]
 """Makes the message of a planned request from it and its number in the plan."""
 
 
@@ -127,7 +127,7 @@ class LoadClient:
     salt: str
     timeout: float = 300.0
     max_in_flight: int = 2048
-    progress: Progress = field(default_factory=Progress)
+    progress: LoadProgress = field(default_factory=LoadProgress)
     on_end: Callable[[RequestRecord], None] | None = None
     compose: Compose | None = None
     exact: bool = True
@@ -191,7 +191,7 @@ class LoadClient:
             await asyncio.wait(late)
 
     async def _refuse(self, planned: PlannedRequest, start: float, number: int) -> RequestRecord:
-        seen = _Seen(planned, number, asyncio.get_running_loop().time() - start)
+        seen = _SentRequest(planned, number, asyncio.get_running_loop().time() - start)
         return self._ended(seen.record(start, error=ErrorKind.CLIENT_FULL))
 
     def _ended(self, record: RequestRecord) -> RequestRecord:
@@ -201,7 +201,7 @@ class LoadClient:
         return record
 
     async def _send(self, planned: PlannedRequest, start: float, number: int) -> RequestRecord:
-        seen = _Seen(planned, number, asyncio.get_running_loop().time() - start)
+        seen = _SentRequest(planned, number, asyncio.get_running_loop().time() - start)
         seen.completion.keep_text = self.keep_text
         self.progress.sent += 1
         error: str | None = None
@@ -224,7 +224,7 @@ class LoadClient:
             self.progress.ended += 1
         return self._ended(seen.record(start, error=error, detail=detail))
 
-    async def _stream(self, request: _Seen, due: float) -> None:
+    async def _stream(self, request: _SentRequest, due: float) -> None:
         message = (self.compose or self._ids)(request.planned, request.number)
         loop, decoder, seen = asyncio.get_running_loop(), SseDecoder(), request.completion
         url, headers = self.endpoint.url + message.path, {"Content-Type": "application/json"}
@@ -251,15 +251,15 @@ class LoadClient:
             self.progress.first_tokens += 1
             self.progress.ttft.append(now - due)
 
-    def _ids(self, planned: PlannedRequest, number: int) -> Message:
+    def _ids(self, planned: PlannedRequest, number: int) -> RequestMessage:
         prompt = prompt_ids(planned.prompt_tokens, salt=f"{self.salt}:{number}", low=TOKEN_LOW, high=TOKEN_HIGH)
-        return Message(
+        return RequestMessage(
             "/v1/completions", json.dumps(_body(self.endpoint.model, prompt, planned.output_tokens)).encode()
         )
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SentRequest:
     """A request under way: what was planned, when it was sent (seconds since the start), what came so far."""
 
     planned: PlannedRequest

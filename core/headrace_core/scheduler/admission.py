@@ -7,7 +7,7 @@ from collections import deque
 
 from headrace_core.scheduler.events import Rejected, RejectReason, Request
 from headrace_core.scheduler.policies import Batching
-from headrace_core.scheduler.state import Ledger
+from headrace_core.scheduler.state import SchedulerState
 
 MAX_PRIORITY = 2**53  # beyond, adding an age changes nothing
 RETRY_BOUNDS = (0.5, 60.0)  # seconds; a client that comes back sooner only adds load, one told later gives up
@@ -36,7 +36,7 @@ class FinishRate:
         return min(high, max(low, requests * pace))
 
 
-def check_call(request: Request, ledger: Ledger) -> None:
+def check_call(request: Request, ledger: SchedulerState) -> None:
     """Raise `ValueError` for what the driver must have checked."""
     name = f"request {request.request_id!r}"
     if request.max_tokens < 1:
@@ -53,7 +53,9 @@ def check_call(request: Request, ledger: Ledger) -> None:
         raise ValueError(f"{name}: fork_of names {request.fork_of!r}, which has another prompt or cache_salt")
 
 
-def check(request: Request, ledger: Ledger, *, max_model_len: int, rate: FinishRate, now: float) -> Rejected | None:
+def check(
+    request: Request, ledger: SchedulerState, *, max_model_len: int, rate: FinishRate, now: float
+) -> Rejected | None:
     """Why `request` may not join the queue, or None."""
     impossible = _never(request, ledger, max_model_len)
     if impossible is not None:
@@ -66,7 +68,7 @@ def check(request: Request, ledger: Ledger, *, max_model_len: int, rate: FinishR
     return Rejected(request.request_id, RejectReason.QUEUE_FULL, f"{message}; try again in {wait:.1f} s", wait)
 
 
-def _never(request: Request, ledger: Ledger, max_model_len: int) -> tuple[RejectReason, str] | None:
+def _never(request: Request, ledger: SchedulerState, max_model_len: int) -> tuple[RejectReason, str] | None:
     prompt, output = len(request.prompt_token_ids), request.max_tokens
     if prompt == 0:
         return RejectReason.EMPTY_PROMPT, "the prompt has 0 tokens, at least 1 is needed"
@@ -88,7 +90,7 @@ def _never(request: Request, ledger: Ledger, max_model_len: int) -> tuple[Reject
     return None
 
 
-def _capacity(ledger: Ledger) -> int:
+def _capacity(ledger: SchedulerState) -> int:
     """Prompt plus output of a request that has the whole cache: the last token is never fed back."""
     return ledger.pool.total * ledger.pool.block_size + 1
 
@@ -99,7 +101,7 @@ def _what_fits(prompt: int, limit: int) -> str:
     return f"shorten the prompt, at most {limit - 1} tokens and max_tokens 1 fit"
 
 
-def _queue_full(request: Request, ledger: Ledger) -> tuple[str, float] | None:
+def _queue_full(request: Request, ledger: SchedulerState) -> tuple[str, float] | None:
     """Message, and how many requests must end first."""
     config, waiting = ledger.config, ledger.waiting
     places = _free_places(ledger)
@@ -117,7 +119,7 @@ def _queue_full(request: Request, ledger: Ledger) -> tuple[str, float] | None:
     return message, (waiting.tokens + prompt - limit) / mean
 
 
-def _free_places(ledger: Ledger) -> int:
+def _free_places(ledger: SchedulerState) -> int:
     """Places in the batch that the next step could fill: who waits for those does not wait long."""
     if ledger.config.batching == Batching.STATIC and ledger.running:
         return 0

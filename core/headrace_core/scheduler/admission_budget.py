@@ -8,15 +8,15 @@ that run fits in the pool. The second is a forecast and may fail, which costs an
 from __future__ import annotations
 
 from headrace_core.scheduler.forecast import peak_blocks
-from headrace_core.scheduler.sequence import Phase, Sequence
-from headrace_core.scheduler.state import Ledger
+from headrace_core.scheduler.sequence import Sequence, SequencePhase
+from headrace_core.scheduler.state import SchedulerState
 from headrace_core.trace.explain import WaitCause
 
 
-class Room:
+class AdmissionBudget:
     """Memory as one step's admission sees it. Made after the step's decodes have their blocks."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: SchedulerState) -> None:
         self._ledger = ledger
         self._slack = ledger.pool.free - ledger.owed_to_prefills()  # the growth of prefills leaves it as it is
         self._loads: list[tuple[int, int]] | None = None
@@ -56,5 +56,5 @@ class Room:
     def _load(self, seq: Sequence) -> tuple[int, int]:
         """(positions to be written after what its blocks cover, blocks that it has or is owed)."""
         left = self._ledger.predictor.remaining(seq.num_output_tokens, seq.request.max_tokens)
-        blocks = len(seq.blocks) if seq.phase is Phase.DECODE else self._ledger.pool.blocks_for(seq.target)
+        blocks = len(seq.blocks) if seq.phase is SequencePhase.DECODE else self._ledger.pool.blocks_for(seq.target)
         return left - 1, blocks  # the last token is never fed back

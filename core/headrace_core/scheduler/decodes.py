@@ -7,16 +7,16 @@ from collections import Counter
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_core.scheduler.policies import Order
-from headrace_core.scheduler.sequence import Phase, Sequence
-from headrace_core.scheduler.state import Ledger
-from headrace_core.scheduler.step_builder import Draft, Lost
+from headrace_core.scheduler.sequence import Sequence, SequencePhase
+from headrace_core.scheduler.state import SchedulerState
+from headrace_core.scheduler.step_builder import Preemption, StepBuilder
 
 
-def plan_decodes(ledger: Ledger, draft: Draft) -> None:
+def plan_decodes(ledger: SchedulerState, draft: StepBuilder) -> None:
     """One row for each sequence that decodes, in the order of admission."""
     needy = _secure_blocks(ledger, draft)
     for seq in ledger.running.values():
-        if seq.phase is not Phase.DECODE:
+        if seq.phase is not SequencePhase.DECODE:
             continue
         position = seq.computed
         if seq.number in needy:
@@ -34,9 +34,11 @@ def plan_decodes(ledger: Ledger, draft: Draft) -> None:
         draft.add(seq, row)
 
 
-def _secure_blocks(ledger: Ledger, draft: Draft) -> dict[int, Sequence]:
+def _secure_blocks(ledger: SchedulerState, draft: StepBuilder) -> dict[int, Sequence]:
     """Evict until every decode that is left can have the block that it is about to write to. Returns who needs one."""
-    needy = {seq.number: seq for seq in ledger.running.values() if seq.phase is Phase.DECODE and _needs(ledger, seq)}
+    needy = {
+        seq.number: seq for seq in ledger.running.values() if seq.phase is SequencePhase.DECODE and _needs(ledger, seq)
+    }
     if _blocks_needed(ledger, needy) <= ledger.pool.free:
         return needy
     order = Order.of(ledger.config)
@@ -46,16 +48,16 @@ def _secure_blocks(ledger: Ledger, draft: Draft) -> dict[int, Sequence]:
         victim = victims.pop()
         needy.pop(victim.number, None)
         other = next(iter(needy.values()), victim)
-        draft.evicted.append(Lost(victim, ledger.evict(victim), other.request_id))
+        draft.evicted.append(Preemption(victim, ledger.evict(victim), other.request_id))
     return needy
 
 
-def _needs(ledger: Ledger, seq: Sequence) -> bool:
+def _needs(ledger: SchedulerState, seq: Sequence) -> bool:
     index = seq.computed // ledger.pool.block_size
     return index == len(seq.blocks) or ledger.pool.holders(seq.blocks[index]) > 1
 
 
-def _blocks_needed(ledger: Ledger, needy: dict[int, Sequence]) -> int:
+def _blocks_needed(ledger: SchedulerState, needy: dict[int, Sequence]) -> int:
     """Blocks to grow into, and to copy to: of those that share a block, the last one left may write to it."""
     pool, growing, writers = ledger.pool, 0, Counter[int]()
     for seq in needy.values():
@@ -68,7 +70,7 @@ def _blocks_needed(ledger: Ledger, needy: dict[int, Sequence]) -> int:
 
 
 def _may_be_evicted(seq: Sequence, config: EngineConfig) -> bool:
-    if seq.phase is Phase.DECODE:
+    if seq.phase is SequencePhase.DECODE:
         return True
     # One that comes back from an eviction decodes only after it generated a token: until then rule 3 shields it.
     return config.preemptible and not seq.evicted and bool(seq.blocks)

@@ -185,7 +185,7 @@ class Reconfigured:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ChangeRefused:
     """Nothing changed; every reason is listed."""
 
     problems: tuple[ConfigProblem, ...]

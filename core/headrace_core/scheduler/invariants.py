@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from headrace_core.scheduler.prefix_cache import Entry, packed
+from headrace_core.scheduler.prefix_cache import CachedBlock, packed
 from headrace_core.scheduler.scheduler import Scheduler
-from headrace_core.scheduler.sequence import Phase, Sequence
-from headrace_core.scheduler.state import Ledger
+from headrace_core.scheduler.sequence import Sequence, SequencePhase
+from headrace_core.scheduler.state import SchedulerState
 
 
 class InvariantError(AssertionError):
@@ -30,7 +30,7 @@ def check(scheduler: Scheduler) -> None:
         raise InvariantError(f"{scheduler!r}: " + "; ".join(problems))
 
 
-def _blocks(ledger: Ledger) -> Iterator[str]:
+def _blocks(ledger: SchedulerState) -> Iterator[str]:
     pool = ledger.pool
     held = Counter(block for seq in ledger.running.values() for block in seq.blocks)
     free = Counter([*pool.empty_blocks(), *pool.kept_blocks()])
@@ -47,7 +47,7 @@ def _blocks(ledger: Ledger) -> Iterator[str]:
         yield f"free {pool.free} + used {pool.used} != total {pool.total}, or not the {len(held)} that sequences hold"
 
 
-def _cache(ledger: Ledger) -> Iterator[str]:
+def _cache(ledger: SchedulerState) -> Iterator[str]:
     pool, entries = ledger.pool, ledger.cache.entries()
     known = {entry.block for entry in entries}
     if len(known) != len(entries) or any(ledger.cache.entry_of(entry.block) is not entry for entry in entries):
@@ -65,7 +65,7 @@ def _cache(ledger: Ledger) -> Iterator[str]:
             yield from _chain(ledger, seq)
 
 
-def _chain(ledger: Ledger, seq: Sequence) -> Iterator[str]:
+def _chain(ledger: SchedulerState, seq: Sequence) -> Iterator[str]:
     size = ledger.pool.block_size
     if len(seq.chain.entries) > seq.computed // size:
         yield f"{seq!r} knows content of blocks that it has not computed"
@@ -75,12 +75,12 @@ def _chain(ledger: Ledger, seq: Sequence) -> Iterator[str]:
             yield f"{seq!r} holds block {block} at {index}, which is published as something else"
 
 
-def _is_of(entry: Entry, seq: Sequence, index: int, size: int) -> bool:
+def _is_of(entry: CachedBlock, seq: Sequence, index: int, size: int) -> bool:
     """Whether an entry, with all that it stands on, names the tokens of a sequence up to block `index`.
 
     It need not be the one that the sequence found or made: where hashes collide, entries displace each other.
     """
-    at: Entry | None = entry
+    at: CachedBlock | None = entry
     for number in range(index, -1, -1):
         if (
             at is None
@@ -92,7 +92,7 @@ def _is_of(entry: Entry, seq: Sequence, index: int, size: int) -> bool:
     return at is None
 
 
-def _places(ledger: Ledger) -> Iterator[str]:
+def _places(ledger: SchedulerState) -> Iterator[str]:
     waiting = list(ledger.waiting)
     places = Counter([*(seq.request_id for seq in waiting), *ledger.running])
     for request_id, count in places.items():
@@ -109,9 +109,9 @@ def _places(ledger: Ledger) -> Iterator[str]:
         yield f"{len(ledger.running)} run, the boot value of max_num_seqs is {ceiling}"
 
 
-def _waiting(ledger: Ledger) -> Iterator[str]:
+def _waiting(ledger: SchedulerState) -> Iterator[str]:
     for seq in ledger.waiting:
-        if seq.phase is not Phase.WAITING:
+        if seq.phase is not SequencePhase.WAITING:
             yield f"{seq!r} is in the queue"
         if seq.blocks or seq.computed:
             yield f"{seq!r} waits but holds blocks or computed positions"
@@ -121,24 +121,24 @@ def _waiting(ledger: Ledger) -> Iterator[str]:
             yield f"{seq!r} waits for its first chunk but counts as started"
 
 
-def _forks(ledger: Ledger) -> Iterator[str]:
+def _forks(ledger: SchedulerState) -> Iterator[str]:
     for seq in ledger.live.values():
         sibling = seq.sibling
         if sibling is None:
             continue
-        if seq.phase is Phase.PREFILL:
+        if seq.phase is SequencePhase.PREFILL:
             if seq.computed or not seq.blocks:
                 yield f"{seq!r} starts as a fork, but has computed by itself or shares nothing"
         elif sibling.request_id not in ledger.live or sibling.num_output_tokens or sibling.sibling is not None:
             yield f"{seq!r} waits in vain for {sibling!r}"
 
 
-def _running(ledger: Ledger, max_model_len: int) -> Iterator[str]:
+def _running(ledger: SchedulerState, max_model_len: int) -> Iterator[str]:
     held: set[int] = set()
     owed = 0
     for seq in ledger.running.values():
         yield from _sequence(ledger, seq, max_model_len)
-        if seq.phase is Phase.PREFILL:
+        if seq.phase is SequencePhase.PREFILL:
             held.update(seq.blocks)
             owed += ledger.pool.blocks_for(seq.target) - len(seq.blocks)
     if len(held) + owed > ledger.pool.total:
@@ -148,16 +148,16 @@ def _running(ledger: Ledger, max_model_len: int) -> Iterator[str]:
         )
 
 
-def _sequence(ledger: Ledger, seq: Sequence, max_model_len: int) -> Iterator[str]:
-    if seq.phase not in (Phase.PREFILL, Phase.DECODE):
+def _sequence(ledger: SchedulerState, seq: Sequence, max_model_len: int) -> Iterator[str]:
+    if seq.phase not in (SequencePhase.PREFILL, SequencePhase.DECODE):
         yield f"{seq!r} is in the batch"
     needed = ledger.pool.blocks_for(seq.computed)
-    most = ledger.pool.blocks_for(seq.target if seq.phase is Phase.PREFILL else len(seq.tokens))
+    most = ledger.pool.blocks_for(seq.target if seq.phase is SequencePhase.PREFILL else len(seq.tokens))
     if not needed <= len(seq.blocks) <= most:
         yield f"{seq!r} should hold {needed} to {most} blocks"
-    if seq.phase is Phase.DECODE and seq.computed != len(seq.tokens) - 1:
+    if seq.phase is SequencePhase.DECODE and seq.computed != len(seq.tokens) - 1:
         yield f"{seq!r} decodes with more than its newest token not computed"
-    if seq.phase is Phase.PREFILL and not (seq.computed < seq.target == len(seq.tokens)):
+    if seq.phase is SequencePhase.PREFILL and not (seq.computed < seq.target == len(seq.tokens)):
         yield f"{seq!r} prefills beyond its target {seq.target}"
     if len(seq.tokens) > max_model_len or seq.num_output_tokens >= seq.request.max_tokens:
         yield f"{seq!r} has more tokens than it may"

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from headrace_core.scheduler.decodes import plan_decodes
 from headrace_core.scheduler.prefills import Prefills
-from headrace_core.scheduler.state import Ledger
-from headrace_core.scheduler.step_builder import Draft
+from headrace_core.scheduler.state import SchedulerState
+from headrace_core.scheduler.step_builder import StepBuilder
 
 
-def draft_step(ledger: Ledger) -> Draft:
+def draft_step(ledger: SchedulerState) -> StepBuilder:
     """Decide one step. Takes blocks, moves sequences between queue and batch."""
-    draft = Draft()
+    draft = StepBuilder()
     plan_decodes(ledger, draft)
     Prefills(ledger, draft).plan()
     return draft

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import ceil
 
 from headrace_core.knobs.resolve import EngineConfig
-from headrace_core.scheduler.admission_budget import Room
+from headrace_core.scheduler.admission_budget import AdmissionBudget
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_core.scheduler.policies import Batching
-from headrace_core.scheduler.sequence import Phase, Sequence
-from headrace_core.scheduler.state import Ledger
-from headrace_core.scheduler.step_builder import Draft
+from headrace_core.scheduler.sequence import Sequence, SequencePhase
+from headrace_core.scheduler.state import SchedulerState
+from headrace_core.scheduler.step_builder import StepBuilder
 from headrace_core.trace.explain import WaitCause
 
 
@@ -27,18 +27,18 @@ def prefill_limit(config: EngineConfig, num_decodes: int) -> int:
 class Prefills:
     """Plans the prefills of one step, behind its decodes."""
 
-    def __init__(self, ledger: Ledger, draft: Draft) -> None:
+    def __init__(self, ledger: SchedulerState, draft: StepBuilder) -> None:
         self._ledger = ledger
         self._config = ledger.config
         self._draft = draft
         self._budget = prefill_limit(self._config, len(draft.rows))
-        self._running = [seq for seq in ledger.running.values() if seq.phase is Phase.PREFILL]
+        self._running = [seq for seq in ledger.running.values() if seq.phase is SequencePhase.PREFILL]
         # Members of a static batch that were passed over as long come after those that have begun.
         self._running.sort(key=lambda seq: not seq.begun)
         self._partial = sum(1 for seq in self._running if seq.begun)
         self._long_busy = False  # a long prompt is in prefill
         self._closed = False  # no more prefill in this step
-        self._room: Room | None = None
+        self._room: AdmissionBudget | None = None
 
     def plan(self) -> None:
         """Add the step's prefill rows to the draft."""
@@ -141,9 +141,9 @@ class Prefills:
             )
             self._draft.add(seq, row)
 
-    def _memory(self) -> Room:
+    def _memory(self) -> AdmissionBudget:
         if self._room is None:
-            self._room = Room(self._ledger)
+            self._room = AdmissionBudget(self._ledger)
         return self._room
 
     def _has_budget(self) -> bool:

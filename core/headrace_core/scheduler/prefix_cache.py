@@ -19,11 +19,11 @@ Key = tuple[bytes, bytes]  # digest, and the block's tokens packed
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class CachedBlock:
     """A block whose content is known. `owner` is the number of the sequence that filled it."""
 
     key: Key
-    parent: Entry | None
+    parent: CachedBlock | None
     salt: str
     block: int
     owner: int
@@ -42,7 +42,7 @@ class Chain:
         self.tokens = tokens
         self.salt = salt
         self.keys: list[Key] = []
-        self.entries: list[Entry] = []
+        self.entries: list[CachedBlock] = []
 
     def follow(self, other: Chain, count: int) -> None:
         """Take over the first `count` blocks of a sequence with the same tokens in the same blocks."""
@@ -67,12 +67,12 @@ class PrefixCache:
         self._pool = pool
         self._namespace = namespace
         self._enabled = enabled
-        self._by_digest: dict[bytes, Entry] = {}
-        self._by_block: dict[int, Entry] = {}
+        self._by_digest: dict[bytes, CachedBlock] = {}
+        self._by_block: dict[int, CachedBlock] = {}
         self.hasher: Callable[[bytes], bytes] = digest
         pool.on_reuse = self._reused
 
-    def match(self, chain: Chain, limit: int) -> list[Entry]:
+    def match(self, chain: Chain, limit: int) -> list[CachedBlock]:
         """The entries of the chain's first blocks, at most `limit`, up to the first that is missing.
 
         What was found before is only asked whether it still lives, so that asking again every step is cheap.
@@ -103,27 +103,27 @@ class PrefixCache:
             if entry is not None and entry.owner == owner:
                 self._drop(entry)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CachedBlock, ...]:
         """All that live, for invariant checks."""
         return tuple(self._by_digest.values())
 
-    def entry_of(self, block: int) -> Entry | None:
+    def entry_of(self, block: int) -> CachedBlock | None:
         """What `block` is known to hold."""
         return self._by_block.get(block)
 
-    def _find(self, chain: Chain, index: int) -> Entry | None:
+    def _find(self, chain: Chain, index: int) -> CachedBlock | None:
         key = self._key(chain, index)
         entry = self._by_digest.get(key[0])
         if entry is None or entry.key != key or entry.salt != chain.salt:
             return None
         return entry if entry.parent is _parent(chain, index) else None
 
-    def _add(self, chain: Chain, index: int, block: int, owner: int) -> Entry:
+    def _add(self, chain: Chain, index: int, block: int, owner: int) -> CachedBlock:
         key = self._key(chain, index)
         for old in (self._by_digest.get(key[0]), self._by_block.get(block)):
             if old is not None and old.live:  # same hash, other content; or its parent is gone
                 self._drop(old)
-        entry = Entry(key, _parent(chain, index), chain.salt, block, owner)
+        entry = CachedBlock(key, _parent(chain, index), chain.salt, block, owner)
         self._by_digest[key[0]] = self._by_block[block] = entry
         self._pool.keep(block)
         return entry
@@ -140,24 +140,24 @@ class PrefixCache:
         namespace = self._namespace.encode()
         return self.hasher(len(namespace).to_bytes(8, "little") + namespace + salt.encode())
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: CachedBlock) -> None:
         self._remove(entry)
         self._pool.forget(entry.block)
 
     def _reused(self, block: int) -> None:
         self._remove(self._by_block[block])
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: CachedBlock) -> None:
         entry.live = False
         del self._by_block[entry.block]
         del self._by_digest[entry.key[0]]
 
 
-def _parent(chain: Chain, index: int) -> Entry | None:
+def _parent(chain: Chain, index: int) -> CachedBlock | None:
     return chain.entries[index - 1] if index else None
 
 
-def _cut_dead(entries: list[Entry]) -> None:
+def _cut_dead(entries: list[CachedBlock]) -> None:
     for index, entry in enumerate(entries):
         if not entry.live:
             del entries[index:]

@@ -15,12 +15,12 @@ from headrace_core.knobs.resolve import ConfigError, EngineConfig, reconfigure
 from headrace_core.scheduler import admission, planning
 from headrace_core.scheduler.events import (
     Admitted,
+    ChangeRefused,
     Finished,
     FinishReason,
     Outcome,
     Preempted,
     Reconfigured,
-    Refused,
     Rejected,
     Request,
     ScheduledSeq,
@@ -30,11 +30,11 @@ from headrace_core.scheduler.events import (
     StepResult,
     Token,
 )
-from headrace_core.scheduler.sequence import Phase
 from headrace_core.scheduler.sequence import Sequence as Seq
-from headrace_core.scheduler.state import Ledger
-from headrace_core.scheduler.step_builder import Draft
-from headrace_core.trace.explain import Explanation
+from headrace_core.scheduler.sequence import SequencePhase
+from headrace_core.scheduler.state import SchedulerState
+from headrace_core.scheduler.step_builder import StepBuilder
+from headrace_core.trace.explain import RequestExplanation
 from headrace_core.trace.history import History
 
 
@@ -45,7 +45,7 @@ class SchedulerMisuseError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     plan: StepPlan
-    draft: Draft
+    draft: StepBuilder
     at: float
 
 
@@ -60,7 +60,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, *, num_blocks: int, max_model_len: int, cache_namespace: str = "") -> None:
         if max_model_len < 2:
             raise ValueError(f"max_model_len must hold a prompt and an output token, at least 2, got {max_model_len}")
-        self.ledger = Ledger(config, num_blocks=num_blocks, namespace=cache_namespace)
+        self.ledger = SchedulerState(config, num_blocks=num_blocks, namespace=cache_namespace)
         self.max_model_len = max_model_len
         self._history = History()
         self._generation = 1
@@ -147,12 +147,12 @@ class Scheduler:
         outcomes: list[Outcome] = [
             Preempted(lost.seq.request_id, lost.recompute)
             for lost in flight.draft.evicted
-            if lost.seq.phase is not Phase.ENDED
+            if lost.seq.phase is not SequencePhase.ENDED
         ]
         for seq, row in zip(flight.draft.seqs, plan.seqs, strict=True):
             failed = seq.request_id in result.failed
-            self._count(seq, row, lost=failed or seq.phase is Phase.ENDED)
-            if seq.phase is Phase.ENDED:
+            self._count(seq, row, lost=failed or seq.phase is SequencePhase.ENDED)
+            if seq.phase is SequencePhase.ENDED:
                 continue
             if row.fork_of in result.failed and not failed:
                 self.ledger.unfork(seq)
@@ -171,7 +171,7 @@ class Scheduler:
                 self._take_token(seq, result.tokens[seq.request_id], now, outcomes)
         return tuple(outcomes)
 
-    def reconfigure(self, changes: Mapping[str, object], now: float) -> Reconfigured | Refused:
+    def reconfigure(self, changes: Mapping[str, object], now: float) -> Reconfigured | ChangeRefused:
         """Change hot knobs from the next plan on; all of them or none. What changes nothing keeps the generation.
 
         `now` is unused, and there because a recorded log of calls carries one time each.
@@ -179,7 +179,7 @@ class Scheduler:
         try:
             config = reconfigure(self.config, changes)
         except ConfigError as error:
-            return Refused(error.problems)
+            return ChangeRefused(error.problems)
         if config != self.config:
             self._generation += 1
             self.ledger.config = config
@@ -219,13 +219,13 @@ class Scheduler:
             blocks_cached=ledger.pool.cached,
         )
 
-    def explain(self, request_id: str, now: float) -> Explanation | None:
+    def explain(self, request_id: str, now: float) -> RequestExplanation | None:
         """What a live request, or one of the last that ended, has waited for and done. None if it is unknown."""
         return self._history.explain(request_id, now)
 
     def __repr__(self) -> str:
         ledger = self.ledger
-        prefills = sum(1 for seq in ledger.running.values() if seq.phase is Phase.PREFILL)
+        prefills = sum(1 for seq in ledger.running.values() if seq.phase is SequencePhase.PREFILL)
         flight = f"step {self._in_flight.plan.step}" if self._in_flight else "none"
         return (
             f"<Scheduler generation={self._generation} steps={self._steps} in_flight={flight} "
@@ -241,7 +241,7 @@ class Scheduler:
                 f"step {plan.step} is not in flight ({self!r}): commit each plan once, and only the newest"
             )
         for seq, row in zip(flight.draft.seqs, plan.seqs, strict=True):
-            needs_token = row.samples and seq.phase is not Phase.ENDED and row.fork_of not in result.failed
+            needs_token = row.samples and seq.phase is not SequencePhase.ENDED and row.fork_of not in result.failed
             if needs_token and row.request_id not in result.tokens and row.request_id not in result.failed:
                 raise SchedulerMisuseError(
                     f"step {plan.step}: the result has no token for {row.request_id!r}, which samples; "

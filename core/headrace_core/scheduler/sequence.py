@@ -18,7 +18,7 @@ from headrace_core.scheduler.events import Request
 from headrace_core.scheduler.prefix_cache import Chain
 
 
-class Phase(StrEnum):
+class SequencePhase(StrEnum):
     """Where a sequence stands."""
 
     WAITING = "waiting"
@@ -46,7 +46,7 @@ class Sequence:
         self.high_water = 0  # most positions ever computed or found in the cache: below it, work is recomputation
         self.fresh = 0  # positions computed that were not recomputation
         self.prompt_len = self.target = len(self.tokens)
-        self.phase = Phase.WAITING
+        self.phase = SequencePhase.WAITING
         self.sibling: Sequence | None = None  # whose prefill it waits for, and until the commit shares
         self.started = False  # a first chunk was planned once, and the driver is told at its commit
         self.begun = False  # a chunk was planned since it last left the queue

@@ -10,12 +10,12 @@ from headrace_core.scheduler.blocks import BlockPool
 from headrace_core.scheduler.events import Finished, FinishReason, Request
 from headrace_core.scheduler.forecast import OutputPredictor
 from headrace_core.scheduler.policies import Batching
-from headrace_core.scheduler.prefix_cache import Entry, PrefixCache
-from headrace_core.scheduler.sequence import Phase, Sequence
+from headrace_core.scheduler.prefix_cache import CachedBlock, PrefixCache
+from headrace_core.scheduler.sequence import Sequence, SequencePhase
 from headrace_core.scheduler.waiting_queue import WaitingQueue
 
 
-class Ledger:
+class SchedulerState:
     """Live sequences, the queue, the pool and what is known of its content, and the config in force."""
 
     __slots__ = ("cache", "config", "live", "pool", "predictor", "preemptions", "running", "submitted", "waiting")
@@ -51,26 +51,26 @@ class Ledger:
         named = self.live.get(request.fork_of) if request.fork_of is not None else None
         if named is None or not request.reads_cache or self.config.batching == Batching.STATIC:
             return None
-        if named.phase is Phase.WAITING and named.sibling is not None:
+        if named.phase is SequencePhase.WAITING and named.sibling is not None:
             named = named.sibling  # a fork itself
-        still_to_come = named.phase in (Phase.WAITING, Phase.PREFILL) and named.num_output_tokens == 0
+        still_to_come = named.phase in (SequencePhase.WAITING, SequencePhase.PREFILL) and named.num_output_tokens == 0
         return named if still_to_come and named.sibling is None else None
 
-    def find(self, seq: Sequence) -> list[Entry]:
+    def find(self, seq: Sequence) -> list[CachedBlock]:
         """What the cache holds of a waiting sequence. The last token is always left to compute: it gives the logits."""
         if not seq.request.reads_cache:
             return []
         return self.cache.match(seq.chain, (seq.target - 1) // self.pool.block_size)
 
-    def blocks_needed(self, seq: Sequence, found: list[Entry]) -> int:
+    def blocks_needed(self, seq: Sequence, found: list[CachedBlock]) -> int:
         """Free blocks that the whole prefill takes: all but those found that somebody holds anyway."""
         return self.pool.blocks_for(seq.target) - sum(1 for entry in found if self.pool.holders(entry.block))
 
-    def start(self, seq: Sequence, found: list[Entry]) -> None:
+    def start(self, seq: Sequence, found: list[CachedBlock]) -> None:
         """WAITING to PREFILL, behind what was found."""
         self.waiting.remove(seq)
         self.running[seq.request_id] = seq
-        seq.phase = Phase.PREFILL
+        seq.phase = SequencePhase.PREFILL
         seq.chain.entries = found
         seq.blocks = tuple(entry.block for entry in found)
         self.pool.share(seq.blocks)
@@ -80,7 +80,7 @@ class Ledger:
         """WAITING to PREFILL, with all blocks of the sibling, whose last chunk is in the step."""
         self.waiting.remove(seq)
         self.running[seq.request_id] = seq
-        seq.phase = Phase.PREFILL
+        seq.phase = SequencePhase.PREFILL
         seq.begun = True
         seq.blocks = sibling.blocks
         self.pool.share(seq.blocks)
@@ -141,14 +141,14 @@ class Ledger:
     def end(self, seq: Sequence, reason: FinishReason) -> Finished:
         """From anywhere to ENDED. What a failed request published is forgotten: it may be as wrong as the rest."""
         del self.live[seq.request_id]
-        if seq.phase is Phase.WAITING:
+        if seq.phase is SequencePhase.WAITING:
             self.waiting.remove(seq)
         else:
             del self.running[seq.request_id]
             if reason is FinishReason.ERROR:
                 self.cache.forget(seq.blocks, owner=seq.number)
             self._free_blocks(seq)
-        seq.phase = Phase.ENDED
+        seq.phase = SequencePhase.ENDED
         return Finished(seq.request_id, reason, seq.num_output_tokens)
 
     def advance(self, seq: Sequence, computed: int) -> None:
@@ -166,13 +166,15 @@ class Ledger:
     def append(self, seq: Sequence, token: int) -> None:
         """A token was sampled: the prefill, if it was one, is over."""
         seq.tokens.append(token)
-        seq.phase = Phase.DECODE
+        seq.phase = SequencePhase.DECODE
 
     def owed_to_prefills(self) -> int:
         """Blocks that the running prefills still need for their whole targets."""
         blocks_for = self.pool.blocks_for
         return sum(
-            blocks_for(seq.target) - len(seq.blocks) for seq in self.running.values() if seq.phase is Phase.PREFILL
+            blocks_for(seq.target) - len(seq.blocks)
+            for seq in self.running.values()
+            if seq.phase is SequencePhase.PREFILL
         )
 
     def _computed(self, seq: Sequence, computed: int) -> None:
@@ -192,7 +194,7 @@ class Ledger:
         self._free_blocks(seq)
         seq.computed = 0
         seq.begun = False
-        seq.phase = Phase.WAITING
+        seq.phase = SequencePhase.WAITING
 
     def _free_blocks(self, seq: Sequence) -> None:
         self.pool.release(seq.blocks)

@@ -10,7 +10,7 @@ from headrace_core.trace.explain import WaitCause
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Preemption:
     """`seq` was evicted with `recompute` computed positions, as the request `because_of` needed a block."""
 
     seq: Sequence
@@ -19,7 +19,7 @@ class Lost:
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     """Rows and their sequences, side by side, and the rest of a plan.
 
     `first` are the numbers of `seqs` that had never been planned before, with the tokens that they need not compute.
@@ -30,7 +30,7 @@ class Draft:
     rows: list[ScheduledSeq] = field(default_factory=list)
     seqs: list[Sequence] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    evicted: list[Lost] = field(default_factory=list)
+    evicted: list[Preemption] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
     blocked: list[tuple[Sequence, WaitCause]] = field(default_factory=list)
     head_cause: WaitCause | None = None

@@ -82,7 +82,7 @@ def _windowed_pairs(start: int, rows: int, window: int) -> int:
 
 
 @dataclass(slots=True)
-class _Ratio:
+class _RelativeError:
     """Running mean and variance of actual over predicted, with a bounded memory."""
 
     count: float = 0.0
@@ -104,7 +104,7 @@ class _Ratio:
         return self.mean if abs(self.mean - 1.0) > max(doubt, _TABLE_TOLERANCE) else 1.0
 
 
-class CostModel:
+class StepTimeModel:
     """Predicts step times and learns from them. `seed` has measured steps, such as a calibration's; it is optional.
 
     `memory` is the number of steps after which an observation weighs 1/e.
@@ -119,7 +119,7 @@ class CostModel:
         self._seed, self._seed_targets = _square(0.0), [0.0] * _SIZE
         self._solved = _square(_PRIOR)
         self._coefficients = (0.0,) * _SIZE
-        self._table: dict[int, _Ratio] = {}
+        self._table: dict[int, _RelativeError] = {}
         self._bias = self._error = 0.0
         self._observed = 0
         self._seeded = bool(seed)
@@ -205,7 +205,7 @@ class CostModel:
 
     def _note_ratio(self, rows: int, seconds: float, line: float) -> None:
         if 0 < rows <= _TABLE_ROWS and line > _TINY:
-            self._table.setdefault(rows, _Ratio()).add(seconds / line)
+            self._table.setdefault(rows, _RelativeError()).add(seconds / line)
 
     def _solve(self) -> None:
         gain, share = self._gain, max(_SEED_FLOOR, 1.0 / (1.0 + self._observed / 8.0))

@@ -52,7 +52,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """A slice of the prompt (or of what is computed again) in step `step`, planned at `at`."""
 
     step: int
@@ -71,7 +71,7 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class RequestExplanation:
     """One request's life up to `at`. Times are seconds on the driver's clock.
 
     `waits` add up to the time from arrival to the first chunk; `stalls` came later. `held_up_by` divides the wait
@@ -91,7 +91,7 @@ class Explanation:
     output_tokens: int
     max_tokens: int
     fork_of: str | None
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[PrefillChunk, ...]
     num_chunks: int
     preemptions: tuple[Eviction, ...]
     num_preemptions: int
@@ -116,7 +116,7 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def _sentences(told: Explanation) -> Iterator[str]:
+def _sentences(told: RequestExplanation) -> Iterator[str]:
     yield _state(told)
     yield from _waited(told)
     yield from _prefilled(told)
@@ -130,7 +130,7 @@ def _sentences(told: Explanation) -> Iterator[str]:
         yield f"After its first chunk it waited {_listed(told.stalls)}."
 
 
-def _state(told: Explanation) -> str:
+def _state(told: RequestExplanation) -> str:
     so_far = _count(told.output_tokens, "token")
     if told.ended is not None:
         return (
@@ -145,7 +145,7 @@ def _state(told: Explanation) -> str:
     return f"Request {told.request_id} {doing}, {_seconds(told.at - told.arrival)} after it came."
 
 
-def _waited(told: Explanation) -> Iterator[str]:
+def _waited(told: RequestExplanation) -> Iterator[str]:
     until = told.started if told.started is not None else told.ended if told.ended is not None else told.at
     end = "Its first chunk came" if told.started is not None else "It has not started"
     detail = f": it waited {_listed(told.waits)}" if told.waits else ""
@@ -154,7 +154,7 @@ def _waited(told: Explanation) -> Iterator[str]:
         yield f"Those ahead of it waited {_listed(told.held_up_by)}."
 
 
-def _prefilled(told: Explanation) -> Iterator[str]:
+def _prefilled(told: RequestExplanation) -> Iterator[str]:
     prompt = _count(told.prompt_tokens, "prompt token")
     if told.started is None:
         return
@@ -181,5 +181,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def ended_state(reason: FinishReason) -> str:
-    """`Explanation.state` of a request that ended for `reason`."""
+    """`RequestExplanation.state` of a request that ended for `reason`."""
     return str(reason)

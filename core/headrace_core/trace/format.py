@@ -14,11 +14,11 @@ from typing import Any, assert_never
 from headrace_core.knobs.resolve import EngineConfig, resolve
 from headrace_core.scheduler.events import (
     Admitted,
+    ChangeRefused,
     Finished,
     Outcome,
     Preempted,
     Reconfigured,
-    Refused,
     Rejected,
     Request,
     ScheduledSeq,
@@ -168,7 +168,7 @@ def admission_to_json(answer: Admitted | Rejected) -> dict[str, object]:
     return {"rejected": str(answer.reason), "message": answer.message, "retry_after": answer.retry_after}
 
 
-def change_to_json(answer: Reconfigured | Refused) -> dict[str, object]:
+def change_to_json(answer: Reconfigured | ChangeRefused) -> dict[str, object]:
     """The answer to `reconfigure`."""
     if isinstance(answer, Reconfigured):
         return {"generation": answer.generation, "config": answer.config.hot_values()}

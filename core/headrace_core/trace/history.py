@@ -12,9 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace_core.scheduler.events import FinishReason
-from headrace_core.scheduler.sequence import Phase, Sequence
-from headrace_core.scheduler.step_builder import Draft
-from headrace_core.trace.explain import Chunk, Eviction, Explanation, Wait, WaitCause, ended_state
+from headrace_core.scheduler.sequence import Sequence, SequencePhase
+from headrace_core.scheduler.step_builder import StepBuilder
+from headrace_core.trace.explain import (
+    Eviction,
+    PrefillChunk,
+    RequestExplanation,
+    Wait,
+    WaitCause,
+    ended_state,
+)
 
 KEPT_ENDED = 1024
 KEPT_EVENTS = 128  # chunks, and preemptions, of one request
@@ -39,7 +46,7 @@ class _Record:
     reason: FinishReason | None = None
     cached_tokens: int = 0
     fork_of: str | None = None
-    chunks: deque[Chunk] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    chunks: deque[PrefillChunk] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     num_chunks: int = 0
     preemptions: deque[Eviction] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     num_preemptions: int = 0
@@ -53,7 +60,7 @@ class History:
 
     def __init__(self) -> None:
         self._live: dict[str, _Record] = {}
-        self._ended: OrderedDict[str, Explanation] = OrderedDict()
+        self._ended: OrderedDict[str, RequestExplanation] = OrderedDict()
         self._arrived: list[_Record] = []  # since the last plan
         self._blocked: list[_Record] = []  # in the last plan, each with a cause of its own
         self._next_step = 1  # the first that has not passed over anybody yet
@@ -66,7 +73,7 @@ class History:
         record = self._live[seq.request_id] = _Record(seq, seq.request.arrival, self._next_step)
         self._arrived.append(record)
 
-    def planned(self, draft: Draft, now: float) -> None:
+    def planned(self, draft: StepBuilder, now: float) -> None:
         """A step was planned."""
         self._head_sums, self._head_cause = self._sums(now), None
         self._receive_arrivals(now)
@@ -107,7 +114,7 @@ class History:
         if len(self._ended) > KEPT_ENDED:
             self._ended.popitem(last=False)
 
-    def explain(self, request_id: str, now: float) -> Explanation | None:
+    def explain(self, request_id: str, now: float) -> RequestExplanation | None:
         """The newest request of that id; None if it is unknown or ended too long ago."""
         if request_id in self._live:
             return self._explanation(self._live[request_id], now)
@@ -117,11 +124,11 @@ class History:
     def _receive_arrivals(self, now: float) -> None:
         for record in self._arrived:
             if record.ended is None:
-                waits_for_sibling = record.seq.phase is Phase.WAITING and record.seq.sibling is not None
+                waits_for_sibling = record.seq.phase is SequencePhase.WAITING and record.seq.sibling is not None
                 self._turn(record, WaitCause.SIBLING if waits_for_sibling else WaitCause.QUEUE_ORDER, now)
         self._arrived.clear()
 
-    def _note_rows(self, draft: Draft, now: float) -> None:
+    def _note_rows(self, draft: StepBuilder, now: float) -> None:
         for seq, row in zip(draft.seqs, draft.rows, strict=True):
             if not row.is_prefill:
                 continue
@@ -130,19 +137,23 @@ class History:
             if seq.number in draft.first:
                 record.started, record.cached_tokens, record.fork_of = now, draft.first[seq.number], row.fork_of
             if row.token_ids:
-                record.chunks.append(Chunk(self._next_step, now, row.start, row.num_tokens))
+                record.chunks.append(PrefillChunk(self._next_step, now, row.start, row.num_tokens))
                 record.num_chunks += 1
 
-    def _note_blocked(self, draft: Draft, now: float) -> None:
+    def _note_blocked(self, draft: StepBuilder, now: float) -> None:
         before, self._blocked = self._blocked, []
         for seq, cause in draft.blocked:
             record = self._live[seq.request_id]
-            if record.cause is not WaitCause.AFTER_PREEMPTION or seq.phase is Phase.PREFILL:
+            if record.cause is not WaitCause.AFTER_PREEMPTION or seq.phase is SequencePhase.PREFILL:
                 self._turn(record, cause, now)
                 self._blocked.append(record)
         blocked = {record.seq.number for record in self._blocked}
         for record in before:
-            if record.seq.number not in blocked and record.cause in _AT_THE_HEAD and record.seq.phase is Phase.WAITING:
+            if (
+                record.seq.number not in blocked
+                and record.cause in _AT_THE_HEAD
+                and record.seq.phase is SequencePhase.WAITING
+            ):
                 self._turn(record, WaitCause.QUEUE_ORDER, now)  # another has come before it
 
     def _turn(self, record: _Record, cause: WaitCause | None, now: float) -> None:
@@ -171,10 +182,10 @@ class History:
             _add(sums, self._head_cause, 1, now - self._head_since)
         return sums
 
-    def _explanation(self, record: _Record, now: float) -> Explanation:
+    def _explanation(self, record: _Record, now: float) -> RequestExplanation:
         seq, waits, stalls, held_up = record.seq, dict(record.waits), dict(record.stalls), dict(record.held_up)
         self._settle(record, stalls if record.started is not None else waits, held_up, now)
-        return Explanation(
+        return RequestExplanation(
             request_id=seq.request_id,
             state=str(seq.phase) if record.reason is None else ended_state(record.reason),
             at=now,

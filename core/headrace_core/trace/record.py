@@ -11,11 +11,11 @@ from typing import TypeVar
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.events import (
     Admitted,
+    ChangeRefused,
     Finished,
     FinishReason,
     Outcome,
     Reconfigured,
-    Refused,
     Rejected,
     Request,
     StepPlan,
@@ -68,7 +68,7 @@ class RecordingScheduler(Scheduler):
         args = {"step": plan.step, "in_flight": plan == self.in_flight, **fmt.result_to_json(result)}
         return self._record("commit", args, now, lambda: Scheduler.commit(self, plan, result, now), self._outcomes)
 
-    def reconfigure(self, changes: Mapping[str, object], now: float) -> Reconfigured | Refused:
+    def reconfigure(self, changes: Mapping[str, object], now: float) -> Reconfigured | ChangeRefused:
         """See `Scheduler`."""
         call = lambda: Scheduler.reconfigure(self, changes, now)  # noqa: E731
         return self._record("reconfigure", dict(changes), now, call, fmt.change_to_json)

@@ -14,7 +14,7 @@ from headrace_core.trace import format as fmt
 from headrace_core.trace.record import RecordingScheduler
 
 
-class ProblemKind(StrEnum):
+class ReplayProblemKind(StrEnum):
     """Why a recording was not replayed to its end."""
 
     HEADER = "header"  # no recording, or of another version
@@ -23,10 +23,10 @@ class ProblemKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ReplayProblem:
     """Where a replay stopped. `recorded` and `replayed` are the two texts of the line, where there are two."""
 
-    kind: ProblemKind
+    kind: ReplayProblemKind
     line: int
     message: str
     recorded: str = ""
@@ -42,7 +42,7 @@ class ReplayReport:
     steps: int = 0
     outcomes: int = 0
     truncated_line: int | None = None
-    problem: Problem | None = None
+    problem: ReplayProblem | None = None
 
     @property
     def ok(self) -> bool:
@@ -54,8 +54,8 @@ class ReplayReport:
         return {"ok": self.ok, **asdict(self)}
 
 
-class _Stop(Exception):  # noqa: N818
-    def __init__(self, problem: Problem) -> None:
+class _ReplayStopped(Exception):  # noqa: N818
+    def __init__(self, problem: ReplayProblem) -> None:
         super().__init__(problem.message)
         self.problem = problem
 
@@ -69,7 +69,7 @@ def replay(lines: Iterable[str]) -> ReplayReport:
             if not work.is_cut_short(number, line, is_last=is_last):
                 work.take(number, line.removesuffix("\n"))
         work.check_header()
-    except _Stop as stop:
+    except _ReplayStopped as stop:
         problem = stop.problem
     return ReplayReport(work.lines, work.calls, work.steps, work.outcomes, work.truncated_line, problem)
 
@@ -90,13 +90,15 @@ class _Replay:
     def check_header(self) -> None:
         """After the last line: there must have been a first one."""
         if self._scheduler is None:
-            raise _Stop(Problem(ProblemKind.HEADER, 1, "the recording has no whole line, not even its header"))
+            raise _ReplayStopped(
+                ReplayProblem(ReplayProblemKind.HEADER, 1, "the recording has no whole line, not even its header")
+            )
 
     def take(self, number: int, text: str) -> None:
         """One whole line."""
         data = _parsed(text)
         if data is None:
-            raise _Stop(Problem(ProblemKind.CORRUPT, number, "not a JSON object", text))
+            raise _ReplayStopped(ReplayProblem(ReplayProblemKind.CORRUPT, number, "not a JSON object", text))
         self.lines = number
         if self._scheduler is None:
             self._scheduler = self._make(data, number)
@@ -105,13 +107,17 @@ class _Replay:
         self._call(_prepared(self._scheduler, data, number, text), counts=data["call"] == "commit")
         replayed = "".join(self._written).removesuffix("\n")
         if replayed != text:
-            raise _Stop(Problem(ProblemKind.DIFFERENT, number, "the scheduler answers otherwise", text, replayed))
+            raise _ReplayStopped(
+                ReplayProblem(ReplayProblemKind.DIFFERENT, number, "the scheduler answers otherwise", text, replayed)
+            )
 
     def _make(self, data: dict[str, Any], number: int) -> RecordingScheduler:
         try:
             return RecordingScheduler(**fmt.read_header(data), write=self._written.append)
         except (AttributeError, TypeError, ValueError) as error:
-            raise _Stop(Problem(ProblemKind.HEADER, number, f"the header is not usable: {error}")) from error
+            raise _ReplayStopped(
+                ReplayProblem(ReplayProblemKind.HEADER, number, f"the header is not usable: {error}")
+            ) from error
 
     def _call(self, call: Callable[[], Any], *, counts: bool) -> None:
         self.calls += 1
@@ -165,7 +171,7 @@ def _prepared(scheduler: RecordingScheduler, data: dict[str, Any], number: int, 
                 raise ValueError(f"there is no call {other!r}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = f"not a call with its arguments: {type(error).__name__}: {error}"
-        raise _Stop(Problem(ProblemKind.CORRUPT, number, message, text)) from error
+        raise _ReplayStopped(ReplayProblem(ReplayProblemKind.CORRUPT, number, message, text)) from error
 
 
 def _plan(scheduler: RecordingScheduler, args: dict[str, Any]) -> StepPlan:

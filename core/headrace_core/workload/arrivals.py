@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import accumulate
 
 
-class Process(StrEnum):
+class ArrivalProcess(StrEnum):
     """How gaps between arrivals are drawn."""
 
     POISSON = "poisson"
@@ -29,7 +29,7 @@ class Arrivals:
     `burstiness` is the shape of the gamma distribution of gaps: 1 is Poisson, less comes in bursts.
     """
 
-    process: Process = Process.POISSON
+    process: ArrivalProcess = ArrivalProcess.POISSON
     rate: float
     ramp_to: float | None = None
     burstiness: float = 0.3
@@ -61,9 +61,9 @@ class Arrivals:
 
     def _shares(self, requests: int, rng: random.Random) -> list[float]:
         """The times as shares of the window, at a constant rate."""
-        if self.process is Process.UNIFORM:
+        if self.process is ArrivalProcess.UNIFORM:
             return [index / requests for index in range(requests)]
-        shape = self.burstiness if self.process is Process.BURSTS else 1.0
+        shape = self.burstiness if self.process is ArrivalProcess.BURSTS else 1.0
         gaps = [rng.gammavariate(shape, 1.0) for _ in range(requests + 1)]
         whole = math.fsum(gaps) or 1.0
         return [min(1.0, done / whole) for done in accumulate(gaps[:-1])]

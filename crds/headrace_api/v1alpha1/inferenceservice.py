@@ -11,10 +11,10 @@ from pydantic import AfterValidator, ConfigDict, Field, Strict
 from headrace_api.base import (
     ATOMIC_LIST,
     NAME_RULES,
+    CustomResource,
     Model,
     PreservedObject,
     Quantity,
-    Resource,
     Timestamp,
     cel,
     list_map,
@@ -173,7 +173,7 @@ class InferenceServiceSpec(Model):
     """What the service promises; it drives tuning and verdicts. Default: no promise."""
 
 
-class Endpoint(Model):
+class ServiceEndpoint(Model):
     """Where clients reach the service."""
 
     url: str
@@ -211,7 +211,7 @@ class InferenceServiceStatus(Model):
     """Those that are ready."""
     selector: str | None = None
     """Label selector of the pods, for /scale."""
-    endpoint: Endpoint | None = None
+    endpoint: ServiceEndpoint | None = None
     """Where clients reach the service."""
     template_revision: str | None = None
     """Revision of what needs a new pod when it changes."""
@@ -223,7 +223,7 @@ class InferenceServiceStatus(Model):
     """The proposal in force, if any."""
 
 
-class InferenceService(Resource):
+class InferenceService(CustomResource):
     """A model served by engines that run continuous batching."""
 
     model_config = ConfigDict(title=INFERENCE_SERVICE_KIND, json_schema_extra=NAME_RULES)

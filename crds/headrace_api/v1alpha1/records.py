@@ -11,7 +11,7 @@ from headrace_api.base import DocEnum, Model, Timestamp
 from headrace_api.v1alpha1.knobs import HotKnobs
 
 
-class Phase(DocEnum):
+class RunPhase(DocEnum):
     """Where a tuning run is."""
 
     PENDING = "Pending", "The run waits; the message says for what."
@@ -28,10 +28,10 @@ class Phase(DocEnum):
     @property
     def terminal(self) -> bool:
         """Whether the run has ended."""
-        return self in (Phase.COMPLETED, Phase.FAILED)
+        return self in (RunPhase.COMPLETED, RunPhase.FAILED)
 
 
-class Verdict(DocEnum):
+class StudyVerdict(DocEnum):
     """What a study found."""
 
     IMPROVED = "Improved", "The winner is better than the baseline by more than minEffect, beyond its interval."
@@ -50,7 +50,7 @@ class TrialState(DocEnum):
     VOID = "Void", "Nothing can be said: a restart, a missing series, or a load generator at its own limit."
 
 
-class Window(Model):
+class TimeWindow(Model):
     """A span of time that was measured."""
 
     start: Timestamp
@@ -131,7 +131,7 @@ class TrialRecord(TrialSummary):
 
     seed: int = 0
     """Seed of its load."""
-    window: Window | None = None
+    window: TimeWindow | None = None
     """When it was measured."""
     measures: Measures | None = None
     """What the window showed."""
@@ -148,7 +148,7 @@ class TrialRecord(TrialSummary):
 class StudyRecord(Model):
     """The study as a whole. Key `study.json`."""
 
-    phase: Phase
+    phase: RunPhase
     """Where the Job is."""
     message: str = ""
     """What it is doing, or why it ended as it did, in a sentence."""
@@ -160,11 +160,11 @@ class StudyRecord(Model):
     """The best config so far."""
     effect: Effect | None = None
     """Of the verification."""
-    verdict: Verdict | None = None
+    verdict: StudyVerdict | None = None
     """Set when the study ends."""
     proposal: Proposal | None = None
     """Set when the verdict is Improved."""
-    window: Window | None = None
+    window: TimeWindow | None = None
     """Window measured last."""
 
 
@@ -194,7 +194,7 @@ class VerificationRecord(Model):
     """Complete, or why it does not count."""
     reason: str = ""
     """Why it does not count."""
-    window: Window | None = None
+    window: TimeWindow | None = None
     """When it was measured."""
     measures: Measures | None = None
     """What it showed."""

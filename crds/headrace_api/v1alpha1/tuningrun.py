@@ -16,10 +16,10 @@ from pydantic import (
 from headrace_api.base import (
     ATOMIC_LIST,
     NAME_RULES,
+    CustomResource,
     DocEnum,
     Duration,
     Model,
-    Resource,
     Timestamp,
     cel,
     list_map,
@@ -28,7 +28,15 @@ from headrace_api.base import (
 from headrace_api.names import API_VERSION, TUNING_RUN_KIND, TUNING_RUN_PLURAL
 from headrace_api.quantity import parse_duration
 from headrace_api.v1alpha1.conditions import Condition
-from headrace_api.v1alpha1.records import Candidate, Effect, Measures, Phase, Proposal, TrialSummary, Verdict
+from headrace_api.v1alpha1.records import (
+    Candidate,
+    Effect,
+    Measures,
+    Proposal,
+    RunPhase,
+    StudyVerdict,
+    TrialSummary,
+)
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.slo import SloSpec
 from headrace_api.v1alpha1.workload import WorkloadSpec
@@ -51,7 +59,7 @@ class SamplerKind(StrEnum):
     GP = "GP"
 
 
-class Target(StrEnum):
+class TargetKind(StrEnum):
     """Where configs are tried."""
 
     SHADOW = "Shadow"
@@ -171,7 +179,7 @@ class TuningRunSpec(Model):
     """When the search ends. Default: after 20 trials."""
     workload: WorkloadSpec
     """The load under which configs are compared."""
-    target: Target = Target.SHADOW
+    target: TargetKind = TargetKind.SHADOW
     """Where configs are tried: on a trial pod of its own. Default: Shadow."""
     verification: VerificationSpec = Field(default_factory=VerificationSpec)
     """How sure one must be that the winner is better."""
@@ -244,7 +252,7 @@ class TuningRunStatus(Model):
 
     observed_generation: int | None = None
     """The metadata.generation that this status is about."""
-    phase: Phase = Phase.PENDING
+    phase: RunPhase = RunPhase.PENDING
     """Where the run is."""
     message: str = ""
     """What it is doing, or why it ended as it did."""
@@ -261,7 +269,7 @@ class TuningRunStatus(Model):
     """The best config so far."""
     effect: Effect | None = None
     """Winner relative to baseline."""
-    verdict: Verdict | None = None
+    verdict: StudyVerdict | None = None
     """What the study found."""
     proposal: Proposal | None = None
     """Knobs that it proposes."""
@@ -271,7 +279,7 @@ class TuningRunStatus(Model):
     """Application of the proposal to the service."""
 
 
-class TuningRun(Resource):
+class TuningRun(CustomResource):
     """A search of the hot knobs of an InferenceService, under load, with a verdict."""
 
     model_config = ConfigDict(title=TUNING_RUN_KIND, json_schema_extra=NAME_RULES)

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace_engine.http.auth import OPEN_PATHS
 from headrace_engine.http.errors import answer, unexpected
-from headrace_engine.http.state import Phase, ServerState
+from headrace_engine.http.state import ServerPhase, ServerState
 from headrace_engine.http.tracing import Tracing, trace_id
 from headrace_engine.logs import ACCESS
-from headrace_engine.loop.calls import CLIENT_CLOSED, Call
+from headrace_engine.loop.calls import CLIENT_CLOSED, HttpCall
 
 log = logging.getLogger(__name__)
 access = logging.getLogger(ACCESS)
@@ -67,7 +67,7 @@ class CallLog:
                 whole = answer(unexpected(error))
                 await whole(scope, exchange.receive, exchange.send)
 
-    def _end(self, call: Call, *, quiet: bool) -> None:
+    def _end(self, call: HttpCall, *, quiet: bool) -> None:
         call.status = call.status or CLIENT_CLOSED
         self._state.calls.end(call)
         level = logging.DEBUG if quiet else logging.INFO
@@ -82,7 +82,7 @@ class CallLog:
 class _Exchange:
     """What passes between server and routes."""
 
-    call: Call
+    call: HttpCall
     state: ServerState
     _receive: Receive
     _send: Send
@@ -125,17 +125,17 @@ class _Exchange:
             headers["x-headrace-generation"] = str(call.generation)
         if call.revision:
             headers["x-headrace-revision"] = quote(call.revision, safe=SAFE, errors="replace")[:MAX_HEADER]
-        if self.state.phase is Phase.DRAINING:
+        if self.state.phase is ServerPhase.DRAINING:
             headers["connection"] = "close"
 
 
-def summary(call: Call) -> str:
+def summary(call: HttpCall) -> str:
     """The line for a person."""
     tokens = f", {call.prompt_tokens} + {call.output_tokens} tokens" if call.generations else ""
     return f"{call.method} {call.path} {call.status} in {call.seconds or 0:.3f} s{tokens}"
 
 
-def fields(call: Call) -> dict[str, Any]:
+def fields(call: HttpCall) -> dict[str, Any]:
     """The line for a program. Times in seconds."""
     line: dict[str, Any] = {
         "method": call.method, "path": call.path, "status": call.status, "seconds": _rounded(call.seconds),

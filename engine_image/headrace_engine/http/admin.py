@@ -22,8 +22,13 @@ from headrace_engine.engine import Engine
 from headrace_engine.http.errors import ApiError, invalid
 from headrace_engine.http.limits import too_large
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import Call, Calls
-from headrace_engine.loop.config_state import UNCHANGED, RefusedError, StaleGenerationError, Unchanged
+from headrace_engine.loop.calls import CallRegistry, HttpCall
+from headrace_engine.loop.config_state import (
+    UNCHANGED,
+    ConfigRefusedError,
+    StaleGenerationError,
+    Unchanged,
+)
 
 MAX_BODY_BYTES = 1 << 20
 MAX_REVISION = 256
@@ -68,7 +73,7 @@ def admin_router(state: ServerState, *, token: str | None, loopback: bool) -> AP
             )
         except StaleGenerationError as error:
             raise ApiError(409, str(error), param="if_generation", code="stale_generation") from error
-        except RefusedError as error:
+        except ConfigRefusedError as error:
             raise _refusal(error.problems) from error
         return _describe(engine)
 
@@ -164,7 +169,7 @@ def _knob(knob: Knob, value: object, ceiling: int | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _explain(engine: Engine, calls: Calls, name: str) -> dict[str, Any]:
+async def _explain(engine: Engine, calls: CallRegistry, name: str) -> dict[str, Any]:
     """Every generation that `name` stands for, with the calls that asked for them. Raises `ApiError` 404."""
     found = calls.find(name)
     ids = [item.id for call in found for item in call.generations]
@@ -184,7 +189,7 @@ async def _of_scheduler(engine: Engine, request_id: str) -> Mapping[str, Any] | 
     return None if explanation is None else explanation.to_dict() | {"sentences": list(explanation.sentences())}
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _call(call: HttpCall) -> dict[str, Any]:
     return {
         "request_id": call.request_id, "call_id": call.call_id, "method": call.method, "path": call.path,
         "status": call.status or None, "seconds": call.seconds, "ttft": call.ttft, "key": call.key,

@@ -153,6 +153,3 @@ def _unauthorized(message: str) -> ApiError:
     return ApiError(
         401, message, kind="authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
     )
-
-
-__all__ = ["ApiKey", "ApiKeys", "KeyGuard", "keys_file", "read_keys"]

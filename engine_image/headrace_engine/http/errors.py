@@ -14,7 +14,8 @@ from starlette.requests import ClientDisconnect
 
 from headrace_core.scheduler.events import Rejected, RejectReason
 from headrace_engine.loop.calls import CLIENT_CLOSED, current_call
-from headrace_engine.loop.engine_loop import EngineDeadError, RejectedError
+from headrace_engine.loop.inbox import EngineDeadError
+from headrace_engine.loop.live_request import RejectedError
 
 log = logging.getLogger(__name__)
 INVALID = "invalid_request_error"

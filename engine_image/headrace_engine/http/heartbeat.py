@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from headrace_core.knobs.resolve import EngineConfig
-from headrace_core.sim.step_time import CostModel, StepShape
+from headrace_core.sim.step_time import StepShape, StepTimeModel
 from headrace_engine.engine import Engine
 
 FLOOR_SECONDS = 60.0  # a machine that swaps or is suspended for a moment is no hang
@@ -28,7 +28,7 @@ def largest_step(config: EngineConfig) -> int:
     return max(config.max_num_batched_tokens, whole_prompts)
 
 
-def deadline(config: EngineConfig, model: CostModel) -> float:
+def deadline(config: EngineConfig, model: StepTimeModel) -> float:
     """Seconds after which a step hangs.
 
     A token alone in its step costs more than any token of a larger step, so that many tokens times that is more than

@@ -11,12 +11,12 @@ from enum import StrEnum
 from headrace_engine.engine import Engine
 from headrace_engine.http.errors import unavailable
 from headrace_engine.http.heartbeat import Heartbeat
-from headrace_engine.loop.calls import Calls, Clock
+from headrace_engine.loop.calls import CallRegistry, Clock
 
 LOADING_RETRY, DRAIN_RETRY = 5, 2  # seconds
 
 
-class Phase(StrEnum):
+class ServerPhase(StrEnum):
     """Life of the server."""
 
     LOADING = "loading"
@@ -33,9 +33,9 @@ class ServerState:
     ) -> None:  # fmt: skip
         self.served_name = served_name
         self.tool_call_parser = tool_call_parser  # `headrace_engine.openai.tools.ToolFormat`, or auto
-        self.phase = Phase.LOADING
+        self.phase = ServerPhase.LOADING
         self.engine: Engine | None = None
-        self.calls = Calls(keep_content=keep_content)
+        self.calls = CallRegistry(keep_content=keep_content)
         self._clock = clock
         self._heartbeat: Heartbeat | None = None
         self._in_flight = 0
@@ -46,12 +46,12 @@ class ServerState:
         """The engine is loaded and its loop runs."""
         self.engine = engine
         self._heartbeat = Heartbeat(engine, clock=self._clock)
-        if self.phase is Phase.LOADING:
-            self.phase = Phase.READY
+        if self.phase is ServerPhase.LOADING:
+            self.phase = ServerPhase.READY
 
     def drain(self) -> None:
         """Take no more calls."""
-        self.phase = Phase.DRAINING
+        self.phase = ServerPhase.DRAINING
 
     def loaded(self) -> Engine:
         """The engine. Raises `ApiError` 503 while it loads."""
@@ -61,7 +61,7 @@ class ServerState:
 
     def accepting(self) -> Engine:
         """The engine for a new call. Raises `ApiError` 503 while it loads or drains."""
-        if self.phase is Phase.DRAINING:
+        if self.phase is ServerPhase.DRAINING:
             raise unavailable("the server is shutting down and takes no new requests", retry_after=DRAIN_RETRY)
         return self.loaded()
 
@@ -87,4 +87,4 @@ class ServerState:
 
     def not_ready(self) -> str | None:
         """Why no call should come here, or None."""
-        return f"phase {self.phase}" if self.phase is not Phase.READY else self.not_live()
+        return f"phase {self.phase}" if self.phase is not ServerPhase.READY else self.not_live()

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace_core.trace.explain import Explanation
+from headrace_core.trace.explain import RequestExplanation
 from headrace_engine.daemon import in_daemon
 from headrace_engine.errors import EngineError
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import CLIENT_CLOSED, Call, Generation
+from headrace_engine.loop.calls import CLIENT_CLOSED, GenerationRecord, HttpCall
 from headrace_engine.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def _otlp() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TraceStage:
     """One child span; times on the monotonic clock, seconds."""
 
     name: str
@@ -107,7 +107,7 @@ class Tracing:
         self._model, self._port = model, port
         self._pending: set[asyncio.Task[None]] = set()
 
-    def begin(self, call: Call, headers: Mapping[str, str]) -> None:
+    def begin(self, call: HttpCall, headers: Mapping[str, str]) -> None:
         """A call came in; its span continues the client's trace."""
         call.span = self._tracer.start_span(
             f"{call.method} {call.path}" if call.path in OPERATIONS else call.method,
@@ -116,7 +116,7 @@ class Tracing:
             start_time=call.started_ns,
         )
 
-    def end(self, call: Call, state: ServerState) -> None:
+    def end(self, call: HttpCall, state: ServerState) -> None:
         """The call is over. Its span ends when the engine has told its times; nobody waits for that."""
         ended = self._at(call, call.started + (call.seconds or 0.0))
         task = asyncio.get_running_loop().create_task(self._finish(call, state, ended))
@@ -132,7 +132,7 @@ class Tracing:
         except TimeoutError:
             log.warning("the last traces could not be sent within %g s", FLUSH_SECONDS)
 
-    async def _finish(self, call: Call, state: ServerState, ended: int) -> None:
+    async def _finish(self, call: HttpCall, state: ServerState, ended: int) -> None:
         if call.span.is_recording():
             call.span.set_attributes(self._attributes(call))
             self._set_status(call)
@@ -146,14 +146,14 @@ class Tracing:
                     child.end(self._at(call, stage.end))
         call.span.end(ended)
 
-    def _set_status(self, call: Call) -> None:
+    def _set_status(self, call: HttpCall) -> None:
         problem = next((item.problem for item in call.generations if item.problem), None)
         if call.status >= 500 or problem is not None:
             call.span.set_status(self._trace.StatusCode.ERROR, problem or call.error)
         if call.status >= 500 or call.status == CLIENT_CLOSED or problem is not None:
             call.span.set_attribute("error.type", call.error or ("engine_error" if problem else str(call.status)))
 
-    def _attributes(self, call: Call) -> dict[str, Any]:
+    def _attributes(self, call: HttpCall) -> dict[str, Any]:
         found = {
             "http.request.method": call.method, "url.path": call.path, "http.response.status_code": call.status,
             "client.address": call.client, "server.port": self._port, "headrace.request_id": call.request_id,
@@ -161,7 +161,7 @@ class Tracing:
         } | (self._gen_ai(call) if call.path in OPERATIONS else {})  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
 
-    def _gen_ai(self, call: Call) -> dict[str, Any]:
+    def _gen_ai(self, call: HttpCall) -> dict[str, Any]:
         about: dict[str, Any] = {
             "http.route": call.path, "gen_ai.operation.name": OPERATIONS[call.path],
             "gen_ai.provider.name": "headrace", "gen_ai.request.model": self._model,
@@ -180,37 +180,37 @@ class Tracing:
         }  # fmt: skip
 
     @staticmethod
-    def _at(call: Call, seconds: float) -> int:
+    def _at(call: HttpCall, seconds: float) -> int:
         """Unix nanoseconds of a time on the monotonic clock."""
         return call.started_ns + round((seconds - call.started) * 1e9)
 
 
-def stages(generation: Generation, told: Explanation) -> Iterator[Stage]:
+def stages(generation: GenerationRecord, told: RequestExplanation) -> Iterator[TraceStage]:
     """Queue, prefill and decode of one generation, as far as it came, from the scheduler's times."""
     last = told.at if told.ended is None else told.ended
     about: dict[str, Any] = {"headrace.generation_id": told.request_id}
     waits = {f"headrace.wait.{wait.cause}": wait.seconds for wait in told.waits}
-    yield Stage("queue", told.arrival, last if told.started is None else told.started, about | waits)
+    yield TraceStage("queue", told.arrival, last if told.started is None else told.started, about | waits)
     if told.started is None:
         return
     work = {
         "gen_ai.usage.input_tokens": told.prompt_tokens, "gen_ai.usage.cache_read.input_tokens": told.cached_tokens,
         "headrace.chunks": told.num_chunks, "headrace.preemptions": told.num_preemptions,
     }  # fmt: skip
-    yield Stage("prefill", told.started, last if told.first_token is None else told.first_token, about | work)
+    yield TraceStage("prefill", told.started, last if told.first_token is None else told.first_token, about | work)
     if told.first_token is not None:
         stalls = {f"headrace.stall.{wait.cause}": wait.seconds for wait in told.stalls}
         ending = {"gen_ai.usage.output_tokens": told.output_tokens, "headrace.finish_reason": str(generation.reason)}
-        yield Stage("decode", told.first_token, max(last, told.first_token), about | stalls | ending)
+        yield TraceStage("decode", told.first_token, max(last, told.first_token), about | stalls | ending)
 
 
-async def _explained(state: ServerState, generation: Generation) -> Explanation | None:
+async def _explained(state: ServerState, generation: GenerationRecord) -> RequestExplanation | None:
     try:
         return None if state.engine is None else await state.engine.loop.explain(generation.id)
     except EngineError:
         return None
 
 
-def trace_id(call: Call) -> str:
+def trace_id(call: HttpCall) -> str:
     """As logs show it: 32 hexadecimal digits."""
     return f"{call.span.get_span_context().trace_id:032x}"

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace_core.scheduler.events import FinishReason
-from headrace_engine.loop.engine_loop import EngineLoop, Submission
-from headrace_engine.outputs import Done, Event, Problem, PromptScored
+from headrace_engine.loop.engine_loop import EngineLoop
+from headrace_engine.loop.live_request import Submission
+from headrace_engine.outputs import Done, Event, PromptScored, RequestProblem
 
 KEPT_CALLS = 1024
 MAX_REQUEST_ID = 128
@@ -24,7 +25,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Generation:
+class GenerationRecord:
     """One request of the engine, as seen where its events arrive. Times on the monotonic clock, in seconds."""
 
     id: str
@@ -67,7 +68,7 @@ class Generation:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Call:
+class HttpCall:
     """One HTTP call. `started` on the monotonic clock, `started_ns` in unix nanoseconds."""
 
     request_id: str
@@ -82,7 +83,7 @@ class Call:
     revision: str | None = None
     error: str | None = None  # code of the error body
     seconds: float | None = None
-    generations: list[Generation] = field(default_factory=list)
+    generations: list[GenerationRecord] = field(default_factory=list)
     body: bytearray | None = None  # kept only where prompts are logged
     span: Any = None
 
@@ -128,30 +129,30 @@ class Call:
         return name in (self.request_id, self.call_id) or any(item.id == name for item in self.generations)
 
 
-_CURRENT: ContextVar[Call | None] = ContextVar("headrace_call", default=None)
+_CURRENT: ContextVar[HttpCall | None] = ContextVar("headrace_call", default=None)
 
 
-def current_call() -> Call | None:
+def current_call() -> HttpCall | None:
     """The call that this task answers."""
     return _CURRENT.get()
 
 
-class Calls:
+class CallRegistry:
     """Calls in flight, and the last `kept` that started generations. Used by the event loop only."""
 
     def __init__(self, *, keep_content: bool = False, clock: Clock = time.monotonic, kept: int = KEPT_CALLS) -> None:
         self.keep_content = keep_content
         self._clock = clock
         self._kept = kept
-        self._live: dict[Call, None] = {}
-        self._past: dict[Call, None] = {}
+        self._live: dict[HttpCall, None] = {}
+        self._past: dict[HttpCall, None] = {}
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def begin(self, *, method: str, path: str, client: str, request_id: str | None) -> Call:
+    def begin(self, *, method: str, path: str, client: str, request_id: str | None) -> HttpCall:
         """A call came in; it is its task's current one until `end`. A sane `request_id` is taken over."""
-        call = Call(
+        call = HttpCall(
             request_id=request_id if request_id and is_sane_id(request_id) else f"req-{uuid.uuid4().hex}",
             method=method,
             path=path,
@@ -164,7 +165,7 @@ class Calls:
         _CURRENT.set(call)
         return call
 
-    def end(self, call: Call) -> None:
+    def end(self, call: HttpCall) -> None:
         """The call is answered, or its client is gone."""
         call.seconds = self._clock() - call.started
         del self._live[call]
@@ -174,7 +175,7 @@ class Calls:
             if len(self._past) > self._kept:
                 del self._past[next(iter(self._past))]
 
-    def find(self, name: str) -> list[Call]:
+    def find(self, name: str) -> list[HttpCall]:
         """Calls with this id that started generations, newest first: clients may reuse theirs."""
         every = (*self._past, *self._live)
         return [call for call in reversed(every) if call.generations and call.answers_to(name)]
@@ -188,7 +189,12 @@ class Calls:
         for item in running:
             assert item.events is not None  # noqa: S101  (just chosen so)
             item.events.put_nowait(
-                Done(text="", reason=FinishReason.ERROR, num_output_tokens=item.output_tokens, problem=Problem(problem))
+                Done(
+                    text="",
+                    reason=FinishReason.ERROR,
+                    num_output_tokens=item.output_tokens,
+                    problem=RequestProblem(problem),
+                )
             )
         return len(running)
 
@@ -201,7 +207,7 @@ def is_sane_id(name: str) -> bool:
 class _Observed(asyncio.Queue[Event]):
     """The queue of a submission, with a look at what passes."""
 
-    def __init__(self, inner: asyncio.Queue[Event], generation: Generation) -> None:
+    def __init__(self, inner: asyncio.Queue[Event], generation: GenerationRecord) -> None:
         super().__init__()
         self._inner = inner
         self._generation = generation
@@ -232,8 +238,8 @@ class ObservedLoop(EngineLoop):
             call.generation, call.revision = self.state.generation, self.state.revision
 
 
-def _watch(item: Submission, *, keep_text: bool) -> tuple[Generation, Submission]:
-    generation = Generation(
+def _watch(item: Submission, *, keep_text: bool) -> tuple[GenerationRecord, Submission]:
+    generation = GenerationRecord(
         id=item.request.request_id,
         arrival=item.request.arrival,
         prompt_tokens=len(item.request.prompt_token_ids),

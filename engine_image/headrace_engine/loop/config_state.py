@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace_core.evidence.slo import SloSet
 from headrace_core.knobs.resolve import EngineConfig
-from headrace_core.scheduler.events import Refused
+from headrace_core.scheduler.events import ChangeRefused
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine.errors import EngineError
 from headrace_engine.metrics.engine_metrics import EngineMetrics
@@ -30,10 +30,10 @@ class StaleGenerationError(EngineError):
     """`if_generation` names another generation than the one in force."""
 
 
-class RefusedError(EngineError):
+class ConfigRefusedError(EngineError):
     """The config change is refused; nothing changed."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: ChangeRefused) -> None:
         super().__init__("; ".join(str(problem) for problem in refused.problems))
         self.problems = refused.problems
 
@@ -66,15 +66,15 @@ class ConfigKeeper:
         self, changes: Mapping[str, object], *, now: float, revision: str | None, if_generation: int | None,
         slo: SloSet | Unchanged | None,
     ) -> ConfigState:  # fmt: skip
-        """All of it or nothing; together it is one new generation. Raises `RefusedError`, `StaleGenerationError`."""
+        """All of it or nothing: one new generation. Raises `ConfigRefusedError`, `StaleGenerationError`."""
         old = self.state
         if if_generation is not None and if_generation != old.generation:
             raise StaleGenerationError(
                 f"if_generation {if_generation} is stale: generation {old.generation} is in force; read it again"
             )
         answer = self._scheduler.reconfigure(changes, now)
-        if isinstance(answer, Refused):
-            raise RefusedError(answer)
+        if isinstance(answer, ChangeRefused):
+            raise ConfigRefusedError(answer)
         revision = old.revision if revision is None else revision
         slo = old.slo if isinstance(slo, Unchanged) else slo
         if (revision, slo) != (old.revision, old.slo) and answer.config == old.config:

@@ -26,28 +26,21 @@ from headrace_core.scheduler.events import (
     Token,
 )
 from headrace_core.scheduler.scheduler import Scheduler
-from headrace_core.trace.explain import Explanation
-from headrace_engine.loop.active import Active, RejectedError, Submission
+from headrace_core.trace.explain import RequestExplanation
 from headrace_engine.loop.config_state import (
     UNCHANGED,
     ConfigKeeper,
     ConfigState,
-    RefusedError,
-    StaleGenerationError,
     Unchanged,
 )
 from headrace_engine.loop.inbox import EngineDeadError, Inbox
-from headrace_engine.loop.isolation import run_step
-from headrace_engine.loop.runner import Runner, StepOutput
+from headrace_engine.loop.live_request import LiveRequest, RejectedError, Submission
+from headrace_engine.loop.runner import ModelRunner, StepOutput
+from headrace_engine.loop.step_retry import run_step
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_engine.outputs import Done, Event, Problem, ProblemKind
+from headrace_engine.outputs import Done, Event, RequestProblem, RequestProblemKind
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
 from headrace_engine.sampling.token_state import TokenState
-
-__all__ = [
-    "UNCHANGED", "ConfigState", "EngineDeadError", "EngineLoop", "RefusedError", "RejectedError",
-    "StaleGenerationError", "Submission", "Unchanged",
-]  # fmt: skip
 
 log = logging.getLogger(__name__)
 # A device in a bad state (a CUDA error is for the process's life) fails every step: then a restart is the cure.
@@ -61,14 +54,14 @@ class EngineLoop:
     """Drives one scheduler and one runner. Public coroutines belong to the asyncio loop given to `start`."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, metrics: EngineMetrics, *, revision: str = "",
+        self, scheduler: Scheduler, runner: ModelRunner, metrics: EngineMetrics, *, revision: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._scheduler = scheduler
         self._runner = runner
         self._metrics = metrics
         self._clock = clock
-        self._active: dict[str, Active] = {}
+        self._active: dict[str, LiveRequest] = {}
         self._inbox = Inbox()
         self._outbox: list[tuple[asyncio.Queue[Event], Event]] = []
         self._keeper = ConfigKeeper(scheduler, metrics, revision=revision)
@@ -128,14 +121,14 @@ class EngineLoop:
     ) -> ConfigState:  # fmt: skip
         """Change hot knobs, revision and SLO set, all or none, between two steps.
 
-        Raises `RefusedError`, `StaleGenerationError`.
+        Raises `ConfigRefusedError`, `StaleGenerationError`.
         """
         change = self._keeper.change
         return await self._inbox.call(
             lambda: change(changes, now=self._clock(), revision=revision, if_generation=if_generation, slo=slo)
         )
 
-    async def explain(self, request_id: str) -> Explanation | None:
+    async def explain(self, request_id: str) -> RequestExplanation | None:
         """What the scheduler can tell of a request; None if it knows none of that id."""
         return await self._inbox.call(lambda: self._scheduler.explain(request_id, self._clock()))
 
@@ -206,7 +199,7 @@ class EngineLoop:
                 self._active[seq.request_id].score_prompt_like(lead)
 
     def _handle(self, outcomes: Sequence[Outcome], now: float, output: StepOutput = NOTHING) -> None:
-        took: list[Active] = []
+        took: list[LiveRequest] = []
         for outcome in outcomes:
             active = self._active.get(outcome.request_id)
             if active is None:
@@ -225,7 +218,7 @@ class EngineLoop:
             if self._active.get(active.request.request_id) is active:
                 self._publish_or_end(active, now)
 
-    def _take(self, active: Active, token: Token, now: float, output: StepOutput) -> None:
+    def _take(self, active: LiveRequest, token: Token, now: float, output: StepOutput) -> None:
         active.times.tokens.append(now)
         self._metrics.token(active.times, self.state.generation)
         try:
@@ -233,36 +226,36 @@ class EngineLoop:
         except Exception as error:
             log.exception("taking a token failed", extra={"request_id": token.request_id})
             self._scheduler.finish(token.request_id, FinishReason.ERROR, now)
-            self._fail(active, now, Problem(f"{type(error).__name__}: {error}"))
+            self._fail(active, now, RequestProblem(f"{type(error).__name__}: {error}"))
 
-    def _publish_or_end(self, active: Active, now: float) -> None:
+    def _publish_or_end(self, active: LiveRequest, now: float) -> None:
         if active.is_over:
             self._scheduler.finish(active.request.request_id, FinishReason.STOP, now)
             self._end(active, FinishReason.STOP, now)
         else:
             self._publish(active, active.tell())
 
-    def _end(self, active: Active, reason: FinishReason, now: float) -> None:
+    def _end(self, active: LiveRequest, reason: FinishReason, now: float) -> None:
         """The scheduler has ended the request."""
         try:
             events = active.end(reason)
         except Exception as error:
             log.exception("the end of a text failed", extra={"request_id": active.request.request_id})
-            self._fail(active, now, Problem(f"{type(error).__name__}: {error}"))
+            self._fail(active, now, RequestProblem(f"{type(error).__name__}: {error}"))
             return
         self._forget(active, events, now)
 
-    def _fail(self, active: Active, now: float, problem: Problem) -> None:
-        self._forget(active, active.fail(problem), now, corrupted=problem.kind is ProblemKind.NOT_NUMBERS)
+    def _fail(self, active: LiveRequest, now: float, problem: RequestProblem) -> None:
+        self._forget(active, active.fail(problem), now, corrupted=problem.kind is RequestProblemKind.NOT_NUMBERS)
 
-    def _forget(self, active: Active, events: Sequence[Event], now: float, *, corrupted: bool = False) -> None:
+    def _forget(self, active: LiveRequest, events: Sequence[Event], now: float, *, corrupted: bool = False) -> None:
         request_id, done = active.request.request_id, events[-1]
         assert isinstance(done, Done)  # noqa: S101  (the last event of every request)
         del self._active[request_id]
         self._publish(active, events)
         self._metrics.finished(active.times, done.reason, now=now, corrupted=corrupted)
 
-    def _publish(self, active: Active, events: Sequence[Event]) -> None:
+    def _publish(self, active: LiveRequest, events: Sequence[Event]) -> None:
         self._outbox.extend((active.events, event) for event in events)
 
     def _submit(self, submissions: Sequence[Submission]) -> None:
@@ -285,7 +278,9 @@ class EngineLoop:
             self._metrics.rejected(answer.reason, retry_after=answer.retry_after)
             raise RejectedError(answer)
         times = self._metrics.begin(request, now=now)
-        self._active[request.request_id] = Active(item, state, times, eos_token_ids=self._runner.model.eos_token_ids)
+        self._active[request.request_id] = LiveRequest(
+            item, state, times, eos_token_ids=self._runner.model.eos_token_ids
+        )
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         now = self._clock()
@@ -315,7 +310,7 @@ class EngineLoop:
         now = self._clock()
         active, self._active = self._active, {}
         for each in active.values():
-            self._publish(each, each.fail(Problem(problem)))
+            self._publish(each, each.fail(RequestProblem(problem)))
         self._deliver()
         try:
             for each in active.values():

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_engine.device import dtype_name
 from headrace_engine.errors import ModelError
-from headrace_engine.loop.runner import Runner
+from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.kv_cache import LayerShape, make_pool
 from headrace_engine.model.loading import LoadedModel
@@ -39,7 +39,7 @@ MaskFunction = Callable[..., Any]
 
 
 @dataclass(slots=True)
-class Calls:
+class ProbeCalls:
     """What the attention interface was called with."""
 
     layers: list[int] = field(default_factory=list)
@@ -69,9 +69,9 @@ def probe(model: LoadedModel, *, kv_dtype: torch.dtype | None = None) -> dict[in
     return calls.shapes
 
 
-def _observe(model: LoadedModel) -> Calls:
+def _observe(model: LoadedModel) -> ProbeCalls:
     """One plain causal forward that notes each call, its shapes and the mask that the model would have made."""
-    calls = Calls()
+    calls = ProbeCalls()
 
     # The mask's name is transformers': some models hand it over as a keyword.
     def note(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **given: Any) -> Any:
@@ -105,7 +105,7 @@ def _cannot_run(model: LoadedModel, error: Exception) -> ModelError:
     )
 
 
-def _check_calls(model: LoadedModel, calls: Calls) -> None:
+def _check_calls(model: LoadedModel, calls: ProbeCalls) -> None:
     if sorted(calls.layers) != list(range(model.num_layers)):
         raise ModelError(
             f"{model.architecture} bypasses transformers' attention interface ({len(calls.layers)} calls in "
@@ -120,7 +120,7 @@ def _check_calls(model: LoadedModel, calls: Calls) -> None:
         )
 
 
-def _check_masks(model: LoadedModel, calls: Calls) -> None:
+def _check_masks(model: LoadedModel, calls: ProbeCalls) -> None:
     """Our attention gets no mask but a window: refuse a layer whose mask says something else."""
     for index, mask in sorted(calls.masks.items()):
         asked = next((function for made, function in calls.asked if made is mask), None)
@@ -154,7 +154,7 @@ def _error(model: LoadedModel, shapes: dict[int, LayerShape], stored: torch.dtyp
     The median over rows: with experts, one row's near tie may fall to either side.
     """
     pool = make_pool(shapes, num_blocks=8, block_size=BLOCK, device=model.device, dtype=stored)
-    runner = Runner(model, pool)
+    runner = ModelRunner(model, pool)
     try:
         ours = torch.cat([runner.logits([_part(model, *part) for part in step]) for step in STEPS])
     except (TypeError, KeyError, ValueError, RuntimeError, IndexError) as error:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from headrace_core.scheduler.events import ScheduledSeq, StepPlan, StepResult
-from headrace_engine.model.attention import Span, make_step
+from headrace_engine.model.attention_step import SequenceRows, make_step
 from headrace_engine.model.kv_cache import KvPool, copy_blocks
 from headrace_engine.model.loading import LoadedModel
-from headrace_engine.outputs import Problem, TokenScore
+from headrace_engine.outputs import RequestProblem, TokenScore
 from headrace_engine.sampling.logprobs import score_rows
 from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.sampler import Sampled, sample
@@ -36,7 +36,7 @@ class StepOutput(StepResult):
 
     scores: Mapping[str, TokenScore] = field(default_factory=dict)
     prompt_scores: Mapping[str, tuple[TokenScore, ...]] = field(default_factory=dict)
-    problems: Mapping[str, Problem] = field(default_factory=dict)
+    problems: Mapping[str, RequestProblem] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _PromptRows:
         return range(self.first, self.first + len(self.tokens))
 
 
-class Runner:
+class ModelRunner:
     """Runs steps of one model over one KV pool. Used by one thread."""
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
@@ -74,7 +74,7 @@ class Runner:
         except Exception as error:
             raise CopyError(f"copying {len(plan.copies)} KV blocks failed: {type(error).__name__}: {error}") from error
         states = {name: _state(given) for name, given in requests.items()}
-        problems: dict[str, Problem] = {}
+        problems: dict[str, RequestProblem] = {}
         scored = _prompt_rows(plan.seqs, states, problems)
         logits = self.logits(plan.seqs, [row for part in scored for row in part.rows])
         sampling = [seq for seq in plan.seqs if seq.samples]
@@ -97,7 +97,7 @@ class Runner:
         First one row for each sequence that samples, in the order of `seqs`; then those of the step's rows `also`.
         """
         computed = [seq for seq in seqs if seq.fork_of is None]
-        step = make_step([Span(seq.start, seq.num_tokens, seq.block_table) for seq in computed], self.pool)
+        step = make_step([SequenceRows(seq.start, seq.num_tokens, seq.block_table) for seq in computed], self.pool)
         ids = [token for seq in computed for token in seq.token_ids]
         kept, places = _rows_to_keep(seqs)
         device = self.model.device
@@ -159,11 +159,11 @@ def _sample_one(logits: torch.Tensor, row: Row) -> Sampled:
     try:
         return sample(logits, [row])[0]
     except Exception as error:
-        return Sampled(problem=Problem(f"sampling failed: {type(error).__name__}: {error}"))
+        return Sampled(problem=RequestProblem(f"sampling failed: {type(error).__name__}: {error}"))
 
 
 def _prompt_rows(
-    seqs: Sequence[ScheduledSeq], states: Mapping[str, TokenState], problems: dict[str, Problem]
+    seqs: Sequence[ScheduledSeq], states: Mapping[str, TokenState], problems: dict[str, RequestProblem]
 ) -> list[_PromptRows]:
     """Rows whose logits score a prompt token that has no score yet. The row of position p scores the token at p + 1."""
     found = []
@@ -173,7 +173,7 @@ def _prompt_rows(
         if state is not None and seq.num_tokens and state.wants_prompt_scores:
             begin, end = state.prompt_scored, min(seq.start + seq.num_tokens, len(state.prompt) - 1)
             if seq.start > begin:
-                problems[seq.request_id] = Problem(
+                problems[seq.request_id] = RequestProblem(
                     f"the prompt's scores from position {begin} on were skipped by a cache hit: a request with "
                     "prompt_logprobs must be submitted with reads_cache=False"
                 )
@@ -186,7 +186,7 @@ def _prompt_rows(
 
 
 def _score_prompts(
-    logits: torch.Tensor, parts: Sequence[_PromptRows], problems: dict[str, Problem]
+    logits: torch.Tensor, parts: Sequence[_PromptRows], problems: dict[str, RequestProblem]
 ) -> dict[str, tuple[TokenScore, ...]]:
     scores = {}
     at = 0
@@ -197,6 +197,6 @@ def _score_prompts(
             scores[part.request_id] = tuple(scored)
         except Exception as error:
             log.exception("scoring a prompt failed", extra={"request_id": part.request_id})
-            problems[part.request_id] = Problem(f"scoring the prompt failed: {error}")
+            problems[part.request_id] = RequestProblem(f"scoring the prompt failed: {error}")
         at = end
     return scores

@@ -23,7 +23,7 @@ from headrace_core.scheduler.events import (
     StepPlan,
 )
 from headrace_core.sim.roofline import ModelShape, Peaks
-from headrace_core.sim.step_time import CostModel
+from headrace_core.sim.step_time import StepTimeModel
 from headrace_engine.metrics import decision_series
 from headrace_engine.metrics.decision_series import DecisionSeries
 from headrace_engine.metrics.request_times import RequestTimes
@@ -42,7 +42,7 @@ class EngineMetrics:
 
     def __init__(
         self, model_name: str, slo: SloSet | None, *, max_model_len: int | None = None,
-        cost_model: CostModel | None = None,
+        cost_model: StepTimeModel | None = None,
     ) -> None:  # fmt: skip
         self._model = model_name
         self._max_model_len = max_model_len or _NEVER
@@ -64,7 +64,7 @@ class EngineMetrics:
         self.set_slo(slo)
         for metric in names.ALL_METRICS:
             self._bear(metric)
-        self._steps = StepMetrics(self._table, model_name, cost_model or CostModel())
+        self._steps = StepMetrics(self._table, model_name, cost_model or StepTimeModel())
         self._current = self._of(str(self._generation))
 
     def render(self) -> bytes:
@@ -72,7 +72,7 @@ class EngineMetrics:
         return self._table.text().encode()
 
     @property
-    def cost_model(self) -> CostModel:
+    def cost_model(self) -> StepTimeModel:
         """The step-time model; the step thread teaches it."""
         return self._steps.cost_model
 
@@ -367,6 +367,3 @@ def _single_targets(slo: SloSet) -> dict[str, SloSet]:
         for target in TARGETS
         if (seconds := slo.threshold(target)) is not None
     }
-
-
-__all__ = ["MIXED", "EngineMetrics", "RequestTimes"]

@@ -7,7 +7,7 @@ import math
 from headrace_core import metric_names as names
 from headrace_core.scheduler.events import StepPlan
 from headrace_core.sim.roofline import ModelShape, Peaks, StepCost, step_cost, step_shapes
-from headrace_core.sim.step_time import CostModel, StepShape
+from headrace_core.sim.step_time import StepShape, StepTimeModel
 from headrace_engine.metrics.decision_series import DecisionSeries
 from headrace_engine.metrics.series import SeriesTable
 
@@ -17,7 +17,7 @@ RECENT_SECONDS = 10.0  # of busy time, after which a step weighs 1/e in the util
 class StepMetrics:
     """Written under the table's lock, by the step thread."""
 
-    def __init__(self, table: SeriesTable, model_name: str, cost_model: CostModel) -> None:
+    def __init__(self, table: SeriesTable, model_name: str, cost_model: StepTimeModel) -> None:
         self.cost_model = cost_model
         self._shape: ModelShape | None = None
         self._peaks = Peaks()

@@ -15,16 +15,19 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from headrace_engine.model.attention_step import AttentionStep, Chunk, DecodeGroup, Layout, Span, make_step
-
-__all__ = ["IMPLEMENTATION", "AttentionStep", "Span", "make_step", "paged_attention", "register"]
+from headrace_engine.model.attention_step import (
+    AttentionStep,
+    ChunkRows,
+    DecodeGroup,
+    Layout,
+)
 
 IMPLEMENTATION = "headrace_paged"
 SCORES_TILE = 128  # queries at once where scores are held in full: bounds them to heads x SCORES_TILE x context
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class LayerRules:
     """What a layer asks of its attention beyond causality and its window."""
 
     scaling: float
@@ -39,7 +42,7 @@ class Layer:
     query: torch.Tensor
     own: tuple[torch.Tensor, torch.Tensor]
     pools: tuple[torch.Tensor, torch.Tensor]
-    rules: Rules
+    rules: LayerRules
     step: AttentionStep
 
     @property
@@ -87,7 +90,7 @@ def paged_attention(  # the signature is transformers'
     # Rounded as the pool rounds, so that where chunks begin changes nothing.
     own = stored[0].to(query.dtype), stored[1].to(query.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    layer = Layer(query[0], own, pools, Rules(scale, softcap, s_aux), step)
+    layer = Layer(query[0], own, pools, LayerRules(scale, softcap, s_aux), step)
     layout = step.layout(sliding_window, query.dtype)
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
     for group in layout.groups:
@@ -124,7 +127,7 @@ def _decode(layer: Layer, group: DecodeGroup) -> torch.Tensor:
     return out.permute(1, 0, 2, 3).reshape(members, kv_heads * per_head, -1)
 
 
-def _prefill(out: torch.Tensor, layer: Layer, *, chunk: Chunk, layout: Layout) -> None:
+def _prefill(out: torch.Tensor, layer: Layer, *, chunk: ChunkRows, layout: Layout) -> None:
     if chunk.blocks is None:
         k, v = (part[:, chunk.lo : chunk.hi] for part in layer.own)
     else:
@@ -168,7 +171,7 @@ def _formed(layer: Layer, rows: slice, k: torch.Tensor, *, v: torch.Tensor, mask
     return torch.cat(parts)
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, rules: Rules) -> torch.Tensor:
+def _scores(q: torch.Tensor, k: torch.Tensor, rules: LayerRules) -> torch.Tensor:
     """In fp32: bf16 would round a score of 100 to halves before the cap or the exponential sees it."""
     scores = torch.matmul(q.float(), k.transpose(-1, -2).float()).mul_(rules.scaling)
     if rules.softcap is not None:

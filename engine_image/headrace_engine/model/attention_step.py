@@ -17,7 +17,7 @@ TILE = 512  # queries attended at once: bounds the mask to TILE x context
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SequenceRows:
     """One sequence's rows in a step: `rows` tokens from position `start`, in the blocks of `table`."""
 
     start: int
@@ -49,7 +49,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkRows:
     """A sequence with more than one row. `blocks` is None where its own rows are all the keys it needs."""
 
     lo: int
@@ -64,7 +64,7 @@ class Layout:
     """A step as layers with one sliding window see it. The mask is made when a chunk first needs one."""
 
     groups: tuple[DecodeGroup, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ChunkRows, ...]
     window: int | None
     band: torch.Tensor | None = None
 
@@ -88,8 +88,8 @@ class AttentionStep:
     slot_blocks: torch.Tensor
     slot_offsets: torch.Tensor
     positions: torch.Tensor
-    decodes: tuple[tuple[int, Span], ...]  # first row of the step, span
-    prefills: tuple[tuple[int, Span], ...]
+    decodes: tuple[tuple[int, SequenceRows], ...]  # first row of the step, span
+    prefills: tuple[tuple[int, SequenceRows], ...]
     layouts: dict[int | None, Layout] = field(default_factory=dict)
     pages: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
@@ -103,12 +103,12 @@ class AttentionStep:
         return found
 
 
-def make_step(spans: Sequence[Span], pool: KvPool) -> AttentionStep:
+def make_step(spans: Sequence[SequenceRows], pool: KvPool) -> AttentionStep:
     """Lay out a step whose rows are `spans` one after another."""
     blocks: list[int] = []
     positions: list[int] = []
-    decodes: list[tuple[int, Span]] = []
-    prefills: list[tuple[int, Span]] = []
+    decodes: list[tuple[int, SequenceRows]] = []
+    prefills: list[tuple[int, SequenceRows]] = []
     row = 0
     for span in spans:
         steps = range(span.start, span.start + span.rows)
@@ -127,7 +127,7 @@ def make_step(spans: Sequence[Span], pool: KvPool) -> AttentionStep:
     )
 
 
-def _chunk(span: Span, row: int, pool: KvPool, *, window: int | None) -> Chunk:
+def _chunk(span: SequenceRows, row: int, pool: KvPool, *, window: int | None) -> ChunkRows:
     low, high = _needed_blocks(span, pool, window)
     origin = 0 if span.start == 0 else low * pool.block_size  # position of the first key
     tiles = []
@@ -136,7 +136,7 @@ def _chunk(span: Span, row: int, pool: KvPool, *, window: int | None) -> Chunk:
         start = span.start + at
         first = origin if window is None else max(origin, start - window + 1)
         tiles.append(Tile(row + at, row + at + rows, first - origin, start + rows - origin, start - first))
-    return Chunk(
+    return ChunkRows(
         lo=row,
         hi=row + span.rows,
         blocks=None if span.start == 0 else _indices(span.table[low:high], pool),
@@ -146,9 +146,9 @@ def _chunk(span: Span, row: int, pool: KvPool, *, window: int | None) -> Chunk:
 
 
 def _decode_groups(
-    decodes: Sequence[tuple[int, Span]], pool: KvPool, *, window: int | None, dtype: torch.dtype
+    decodes: Sequence[tuple[int, SequenceRows]], pool: KvPool, *, window: int | None, dtype: torch.dtype
 ) -> tuple[DecodeGroup, ...]:
-    by_size: dict[int, list[tuple[int, Span]]] = {}
+    by_size: dict[int, list[tuple[int, SequenceRows]]] = {}
     for row, span in decodes:
         low, high = _needed_blocks(span, pool, window)
         # Equal bit lengths differ by less than 2x, which bounds what padding costs.
@@ -157,7 +157,7 @@ def _decode_groups(
 
 
 def _decode_group(
-    members: Sequence[tuple[int, Span]], pool: KvPool, *, window: int | None, dtype: torch.dtype
+    members: Sequence[tuple[int, SequenceRows]], pool: KvPool, *, window: int | None, dtype: torch.dtype
 ) -> DecodeGroup:
     ranges = [_needed_blocks(span, pool, window) for _, span in members]
     width = max(high - low for low, high in ranges)
@@ -177,7 +177,7 @@ def _decode_group(
     )
 
 
-def _needed_blocks(span: Span, pool: KvPool, window: int | None) -> tuple[int, int]:
+def _needed_blocks(span: SequenceRows, pool: KvPool, window: int | None) -> tuple[int, int]:
     """The part of the block table that holds every key some row of the span sees."""
     first = 0 if window is None else max(0, span.start - window + 1)
     return first // pool.block_size, -(-(span.start + span.rows) // pool.block_size)

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from headrace_engine.device import dtype_name
 from headrace_engine.errors import ModelError
 from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.weights import Source, and_more
+from headrace_engine.model.weights import WeightSource, and_more
 
 PAGEABLE_LAYERS = ("full_attention", "sliding_attention")
 OTHER_SENSES = ("vision_config", "audio_config", "vision_tower", "speech_config")
@@ -55,7 +55,7 @@ def refuse_unsupported(config: Any) -> None:
     _refuse_unbuildable(config, name)
 
 
-def refuse_partial(source: Source, module: Any, info: Mapping[str, Any]) -> None:
+def refuse_partial(source: WeightSource, module: Any, info: Mapping[str, Any]) -> None:
     """Refuse weights that do not fill the model or do not fit into it. `info` is transformers' loading info."""
     name = type(module).__name__
     if wrong := sorted(info["mismatched_keys"]):
@@ -83,7 +83,7 @@ def refuse_partial(source: Source, module: Any, info: Mapping[str, Any]) -> None
         )
 
 
-def refuse_non_finite(source: Source, module: Any) -> None:
+def refuse_non_finite(source: WeightSource, module: Any) -> None:
     """Refuse weights with NaN or infinities: one such number makes every answer NaN."""
     for name, weight in module.named_parameters():
         if not weight.is_floating_point() or bool(weight.detach().sum(dtype=torch.float32).isfinite()):
@@ -97,7 +97,7 @@ def refuse_non_finite(source: Source, module: Any) -> None:
             )
 
 
-def refuse_ignored_rope(source: Source) -> None:
+def refuse_ignored_rope(source: WeightSource) -> None:
     """Refuse a GGUF file whose RoPE scaling transformers does not read: its answers would be wrong without a word."""
     gguf = source.gguf
     if gguf is None:
@@ -166,11 +166,11 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__} {said}".strip() if isinstance(error, LookupError) or not said else said
 
 
-def _config_of(source: Source) -> str:
+def _config_of(source: WeightSource) -> str:
     return f"{source.gguf.path.name}'s metadata" if source.gguf is not None else "config.json"
 
 
-def _dropped_from_gguf(source: Source, module: Any) -> list[str]:
+def _dropped_from_gguf(source: WeightSource, module: Any) -> list[str]:
     """Tensors of a GGUF file that transformers' older reader would pass over without a word."""
     if source.gguf is None:
         return []

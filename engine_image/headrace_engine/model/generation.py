@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from headrace_engine.errors import ModelError
 from headrace_engine.model.checks import reason_of
-from headrace_engine.model.weights import Source
+from headrace_engine.model.weights import WeightSource
 
 FILE = "generation_config.json"
 ADVICE = "Copy the file again, or start with --generation-config none"
@@ -49,7 +49,7 @@ LIMITS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class GenerationFile:
     """The file as read. `where` names it in errors."""
 
     where: str = FILE
@@ -78,10 +78,10 @@ def _allowed(name: str) -> str:
     return f"{kind} {low} to {limits['le'] if 'le' in limits else limits['lt'] - 1}"
 
 
-NOTHING_SAID = Generation()
+NOTHING_SAID = GenerationFile()
 
 
-def read_generation(source: Source) -> Generation:
+def read_generation(source: WeightSource) -> GenerationFile:
     """The file of `source`, which is optional. Raises `ModelError` if it is damaged."""
     if source.gguf is not None:
         return NOTHING_SAID  # a generation_config.json beside it would be another model's
@@ -97,7 +97,7 @@ def read_generation(source: Source) -> Generation:
         return NOTHING_SAID
     except Exception as error:  # what its values make transformers raise
         raise _damaged(where, error) from error
-    return Generation(where=where, eos_token_ids=ends, values=given)
+    return GenerationFile(where=where, eos_token_ids=ends, values=given)
 
 
 def ids(value: int | list[int] | None) -> frozenset[int]:

@@ -22,11 +22,9 @@ from headrace_engine.model.checks import (
     refuse_partial,
     refuse_unsupported,
 )
-from headrace_engine.model.generation import NOTHING_SAID, Generation, ids, read_generation
+from headrace_engine.model.generation import NOTHING_SAID, GenerationFile, ids, read_generation
 from headrace_engine.model.tokenizer import load_tokenizer, turn_ends
-from headrace_engine.model.weights import Source
-
-__all__ = ["LoadedModel", "load_model", "refuse_unsupported", "wrap_model"]
+from headrace_engine.model.weights import WeightSource
 
 T = TypeVar("T")
 WHAT_TO_DO = {
@@ -53,7 +51,7 @@ class LoadedModel:
     dtype: torch.dtype
     keeps_logits: bool  # forward() takes logits_to_keep
     holes: torch.Tensor | None = None  # ids below vocab_size that are no token
-    generation: Generation = NOTHING_SAID
+    generation: GenerationFile = NOTHING_SAID
 
     @property
     def num_parameters(self) -> int:
@@ -66,7 +64,7 @@ class LoadedModel:
         return cut if self.holes is None else cut.index_fill(1, self.holes, float("-inf"))
 
 
-def load_model(source: Source, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def load_model(source: WeightSource, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Load config, tokenizer and weights of `source`. Raises `ModelError` naming what is wrong and what to do."""
     refuse_ignored_rope(source)
     config = _load_part(source, "config", lambda: AutoConfig.from_pretrained(**source.location))
@@ -107,7 +105,7 @@ def wrap_model(module: Any, tokenizer: Any, *, name: str, eos: frozenset[int] = 
     )
 
 
-def dequantizing(source: Source) -> dict[str, Any]:
+def dequantizing(source: WeightSource) -> dict[str, Any]:
     """What `from_pretrained` must be told to read a GGUF file's weights as plain numbers; nothing for other files."""
     if source.gguf is None:
         return {}
@@ -116,7 +114,7 @@ def dequantizing(source: Source) -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _load_weights(source: Source, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+def _load_weights(source: WeightSource, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """The module, and what transformers says of tensors that are missing, too many or of another shape."""
     with _no_report():
         # The choice of attention is stored in the config object: never share one between two models.
@@ -138,7 +136,7 @@ def _no_report() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def _load_part(source: Source, part: str, load: Callable[[], T]) -> T:
+def _load_part(source: WeightSource, part: str, load: Callable[[], T]) -> T:
     try:
         return load()
     except ModelError:

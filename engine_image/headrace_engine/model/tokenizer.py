@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from headrace_engine.errors import ModelError
 from headrace_engine.model.gguf_header import GgufHeader
-from headrace_engine.model.weights import Source
+from headrace_engine.model.weights import WeightSource
 
 # Without <bos> in front these answer nonsense, whatever their files say or forget to say.
 NEEDS_BOS = ("gemma",)
@@ -42,7 +42,7 @@ GEMMA_TEMPLATE = """\
 """
 
 
-def load_tokenizer(source: Source, *, model_type: str, rows: int) -> Any:
+def load_tokenizer(source: WeightSource, *, model_type: str, rows: int) -> Any:
     """The tokenizer of `source` for a model of `rows` embedding rows. Raises `ModelError`, or as transformers does."""
     tokenizer = AutoTokenizer.from_pretrained(**source.location)
     _drop_tokens_without_row(source, tokenizer, rows)
@@ -123,7 +123,7 @@ def _writes_bos(tokenizer: Any) -> bool:
     return str(text).lstrip().startswith(tokenizer.bos_token)
 
 
-def _wants_bos(source: Source, model_type: str) -> bool:
+def _wants_bos(source: WeightSource, model_type: str) -> bool:
     if source.gguf is not None:
         return source.gguf.adds_bos
     said = _said_in_config(Path(source.where) / "tokenizer_config.json")
@@ -139,7 +139,7 @@ def _said_in_config(path: Path) -> bool | None:
     return said if isinstance(said, bool) else None
 
 
-def _drop_tokens_without_row(source: Source, tokenizer: Any, rows: int) -> None:
+def _drop_tokens_without_row(source: WeightSource, tokenizer: Any, rows: int) -> None:
     """An added token beyond the embedding would stop the engine as soon as a prompt spells it: make it plain text."""
     vocabulary = tokenizer.get_vocab()
     beyond = {token for token, index in vocabulary.items() if index >= rows}

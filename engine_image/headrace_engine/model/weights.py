@@ -23,7 +23,7 @@ PICKLES = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class WeightSource:
     """What to hand to transformers: a folder or hub id, and the GGUF file inside the folder if that is the model."""
 
     where: str
@@ -62,7 +62,7 @@ class Source:
         return self.where if file is None else str(Path(self.where) / file)
 
 
-def find_source(model: str, *, revision: str | None = None, chat_template: Path | None = None) -> Source:
+def find_source(model: str, *, revision: str | None = None, chat_template: Path | None = None) -> WeightSource:
     """`model` is a folder, a GGUF file, a `file://` address of either, or a hub id. Raises `ModelError`.
 
     `revision` is a branch, tag or commit of a hub id; `chat_template` a file to use instead of the model's own.
@@ -70,7 +70,7 @@ def find_source(model: str, *, revision: str | None = None, chat_template: Path 
     path = _as_path(model)
     if path is None:
         hub_id = model.removeprefix("hf://")
-        source = Source(where=hub_id, name=hub_id, is_hub=True, revision=revision)
+        source = WeightSource(where=hub_id, name=hub_id, is_hub=True, revision=revision)
     elif revision is None:
         source = _local_source(path)
     else:
@@ -80,7 +80,7 @@ def find_source(model: str, *, revision: str | None = None, chat_template: Path 
     return replace(source, chat_template=chat_template)
 
 
-def _local_source(path: Path) -> Source:
+def _local_source(path: Path) -> WeightSource:
     if not path.exists():
         raise ModelError(
             f"model {path} does not exist: give a folder with config.json and *.safetensors, a .gguf file, or a hub id "
@@ -88,8 +88,8 @@ def _local_source(path: Path) -> Source:
         )
     try:
         if path.is_file():
-            return Source(where=str(path.parent), name=path.stem, gguf=read_header(path))
-        return Source(where=str(path), name=path.resolve().name, tensors=_check_folder(path))
+            return WeightSource(where=str(path.parent), name=path.stem, gguf=read_header(path))
+        return WeightSource(where=str(path), name=path.resolve().name, tensors=_check_folder(path))
     except OSError as error:
         raise ModelError(f"{error.filename or path} cannot be read: {error.strerror}. Fix its permissions") from error
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace_engine.engine import Engine
+from headrace_engine.executors import Executor, Executors
 from headrace_engine.http.errors import invalid
-from headrace_engine.lanes import Lane, Lanes
 from headrace_engine.openai.constraints import Constraint, constraint_of
 from headrace_engine.openai.messages import NamedChoice
 from headrace_engine.openai.prompts import Prompts
 from headrace_engine.openai.schema import ChatBody, GenerationBody
 from headrace_engine.openai.tools import ToolFormat, ToolParser, forced_parser, format_of, mark_of, parser_for
-from headrace_engine.sampling.grammar import Grammar, GrammarCompiler, GrammarError, GrammarKind, GrammarSpec
+from headrace_engine.sampling.grammar import Grammar, GrammarCompiler
+from headrace_engine.sampling.grammar_spec import GrammarError, GrammarKind, GrammarSpec
 from headrace_engine.text.token_text import TokenTexts
 
 AUTO = "auto"
@@ -24,7 +25,7 @@ class Backend:
     def __init__(self, engine: Engine, *, tool_call_parser: str = AUTO) -> None:
         model = engine.model
         self.engine = engine
-        self.lanes = Lanes()
+        self.lanes = Executors()
         self.prompts = Prompts(
             model.tokenizer, self.lanes, vocab_size=model.vocab_size, max_model_len=engine.max_model_len
         )
@@ -51,7 +52,7 @@ class Backend:
         constraint = constraint_of(body)
         if constraint is None:
             return None
-        return await self.lanes.run(lambda: self._compile(constraint), lane=Lane.GRAMMAR)
+        return await self.lanes.run(lambda: self._compile(constraint), lane=Executor.GRAMMAR)
 
     def tool_parser(self, body: GenerationBody) -> Callable[[], ToolParser] | None:
         """What makes a parser for each choice of a chat, if it may call tools."""

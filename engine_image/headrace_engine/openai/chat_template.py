@@ -11,7 +11,7 @@ from jinja2 import Environment, TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from headrace_engine.http.errors import invalid
-from headrace_engine.openai.messages import Message, Tool
+from headrace_engine.openai.messages import ChatMessage, Tool
 
 # What the renderer sets itself.
 RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages", "kwargs"}
@@ -22,7 +22,7 @@ SHOWN_CHARS = 300
 class Conversation:
     """What a template renders. `add_generation_prompt` None: unless the last message is to be continued."""
 
-    messages: Sequence[Message]
+    messages: Sequence[ChatMessage]
     tools: Sequence[Tool] = ()
     variables: Mapping[str, Any]
     add_generation_prompt: bool | None = None

@@ -51,7 +51,7 @@ def _object_or_text(arguments: str) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else arguments
 
 
-class Message(Strict):
+class ChatMessage(Strict):
     """One turn. An assistant's may have `tool_calls` in place of content; a tool's answers one of them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

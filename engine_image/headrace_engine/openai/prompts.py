@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace_engine.executors import Executors
 from headrace_engine.http.errors import invalid
-from headrace_engine.lanes import Lanes
 from headrace_engine.openai.chat_template import ChatTemplate, Conversation
 from headrace_engine.openai.fields import MAX_CHOICES
 from headrace_engine.openai.schema import ChatBody, CompletionBody
@@ -24,7 +24,7 @@ class Prompt:
 class Prompts:
     """Tokenizes beside the event loop, so that no stream stalls. Every method raises `ApiError` 400."""
 
-    def __init__(self, tokenizer: Any, lanes: Lanes, *, vocab_size: int, max_model_len: int) -> None:
+    def __init__(self, tokenizer: Any, lanes: Executors, *, vocab_size: int, max_model_len: int) -> None:
         self.template = ChatTemplate(tokenizer)
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len

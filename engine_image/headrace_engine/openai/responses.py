@@ -10,14 +10,14 @@ from headrace_core.scheduler.events import FinishReason
 from headrace_engine.openai import scores
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.scores import CompletionScores
-from headrace_engine.openai.tool_json import CallArguments, CallName, Text, ToolEvent
+from headrace_engine.openai.tool_json import CallArguments, CallName, PlainText, ToolEvent
 from headrace_engine.openai.tools import ToolParser
 from headrace_engine.outputs import Delta, Done, PromptScored
 from headrace_engine.text.token_text import TokenTexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ResponseSpec:
     """What the answer to one call looks like. Choice `p * samples + k` is sample k of prompt p."""
 
     id: str
@@ -64,7 +64,7 @@ class Shape:
 class ChoiceWriter:
     """One choice: the engine's events in, choices of chunks, or the choice of a whole body, out."""
 
-    def __init__(self, shape: Shape, index: int) -> None:
+    def __init__(self, shape: ResponseSpec, index: int) -> None:
         self._shape = shape
         self._index = index
         self._prompt = shape.prompts[index // shape.samples]
@@ -147,9 +147,9 @@ class ChoiceWriter:
     def _read_tools(self, text: str, *, last: bool) -> list[ToolEvent]:
         parser, limit = self._parser, self._shape.max_calls
         if parser is None:
-            return [Text(text)] if text else []
+            return [PlainText(text)] if text else []
         events = [*parser.push(text), *(parser.finish() if last else ())]
-        kept = [event for event in events if isinstance(event, Text) or limit is None or event.index < limit]
+        kept = [event for event in events if isinstance(event, PlainText) or limit is None or event.index < limit]
         self._called = self._called or any(isinstance(event, CallName) for event in kept)
         return kept
 
@@ -163,7 +163,7 @@ class ChoiceWriter:
 
     def _tool_delta(self, event: ToolEvent) -> dict[str, Any]:
         match event:
-            case Text(text=text):
+            case PlainText(text=text):
                 return {"content": text}
             case CallName(index=index, name=name):
                 return {"tool_calls": [{"index": index} | self._call(index, name, "")]}
@@ -174,7 +174,7 @@ class ChoiceWriter:
         said, names, arguments = "", list[str](), list[str]()
         for event in self._read_tools(text, last=True):
             match event:
-                case Text(text=more):
+                case PlainText(text=more):
                     said += more
                 case CallName(name=name):
                     names.append(name)
@@ -192,14 +192,14 @@ class ChoiceWriter:
         return {"id": unique, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def prompt_logprobs(shape: Shape, prompt: Prompt, scored: PromptScored) -> list[dict[str, Any] | None]:
+def prompt_logprobs(shape: ResponseSpec, prompt: Prompt, scored: PromptScored) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs` of one prompt."""
     assert shape.texts is not None  # noqa: S101  (given wherever scores are asked for)
     pairs = scores.scored_prompt(prompt.ids, scored.scores)
     return scores.of_prompt(pairs, shape.texts, top=shape.prompt_logprobs or 0)
 
 
-def whole_body(shape: Shape, ends: Sequence[Done], scored: Sequence[PromptScored | None]) -> dict[str, Any]:
+def whole_body(shape: ResponseSpec, ends: Sequence[Done], scored: Sequence[PromptScored | None]) -> dict[str, Any]:
     """The body of a call that does not stream: each choice's whole, each prompt's scores."""
     choices = [ChoiceWriter(shape, at).whole(done, scored[at // shape.samples]) for at, done in enumerate(ends)]
     cached = sum(done.cached_tokens for done in ends[:: shape.samples])

@@ -24,7 +24,7 @@ from headrace_engine.openai.fields import Strict
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.schema import ChatBody, CompletionBody, GenerationBody, parse
 from headrace_engine.openai.streaming import Channel, OwningStream, Run
-from headrace_engine.openai.submissions import Ask, shape_of, submissions_of
+from headrace_engine.openai.submissions import GenerationRequest, response_spec, submissions_of
 from headrace_engine.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -110,7 +110,7 @@ class OpenAiApi:
             body = await self._read(request, backend, kind)
             self._check_model(body.model)
             ask = await self._ask(backend, body, arrival)
-            shape, channel = shape_of(ask, backend.texts), Channel()
+            shape, channel = response_spec(ask, backend.texts), Channel()
             submissions = submissions_of(ask, engine, channel, hides_special=backend.hides_special(body))
             stack.callback(engine.loop.abort, [item.request.request_id for item in submissions])
             await engine.loop.submit(submissions)
@@ -121,7 +121,7 @@ class OpenAiApi:
             # From here on the stream owns both: it ends them however it ends.
             return OwningStream(streaming.stream(run), stack.pop_all())
 
-    async def _ask(self, backend: Backend, body: GenerationBody, arrival: float) -> Ask:
+    async def _ask(self, backend: Backend, body: GenerationBody, arrival: float) -> GenerationRequest:
         backend.check(body)
         prompts: list[Prompt]
         if isinstance(body, ChatBody):
@@ -135,7 +135,7 @@ class OpenAiApi:
         budgets = tuple(budget(prompt.ids) for prompt in prompts)
         # A request without a seed gets one of its own, so that two equal requests differ, as people expect.
         own = f"{backend.engine.config.seed}-{next(self._ordinal)}"
-        return Ask(
+        return GenerationRequest(
             call_id=("chatcmpl-" if isinstance(body, ChatBody) else "cmpl-") + uuid.uuid4().hex,
             model=self._state.served_name, body=body, prompts=tuple(prompts), budgets=budgets, arrival=arrival,
             seed=own if body.seed is None else f"request-{body.seed}", grammar=await backend.grammar(body),

@@ -21,7 +21,14 @@ from headrace_engine.openai.fields import (
     Strict,
     TokenIds,
 )
-from headrace_engine.openai.messages import MAX_MESSAGES, Message, NamedChoice, Tool, ToolChoice, doubled
+from headrace_engine.openai.messages import (
+    MAX_MESSAGES,
+    ChatMessage,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+    doubled,
+)
 
 # Fields of OpenAI's API that are not built, with the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -205,7 +212,7 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody):
     """`/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = Field(default=None, ge=1, description="Default: what the context leaves.")
     max_completion_tokens: int | None = Field(default=None, ge=1, description="OpenAI's newer name of max_tokens.")
     logprobs: bool | None = None
@@ -266,7 +273,7 @@ class Talk(Protocol):
     continue_final_message: bool
 
 
-def check_conversation(body: Talk, messages: list[Message]) -> None:
+def check_conversation(body: Talk, messages: list[ChatMessage]) -> None:
     """What is between the fields of messages, tools and rendering. Raises `ApiError` 400."""
     for at, message in enumerate(messages):
         if (problem := message.problem()) is not None:

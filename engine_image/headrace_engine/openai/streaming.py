@@ -15,10 +15,17 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from headrace_core.scheduler.events import FinishReason
+from headrace_engine.executors import Executors
 from headrace_engine.http.errors import ApiError, failed, invalid, unexpected
-from headrace_engine.lanes import Lanes
-from headrace_engine.openai.responses import ChoiceWriter, Shape, whole_body
-from headrace_engine.outputs import Delta, Done, Event, Problem, ProblemKind, PromptScored
+from headrace_engine.openai.responses import ChoiceWriter, ResponseSpec, whole_body
+from headrace_engine.outputs import (
+    Delta,
+    Done,
+    Event,
+    PromptScored,
+    RequestProblem,
+    RequestProblemKind,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -34,14 +41,14 @@ class Channel:
 
     def entry(self, index: int) -> asyncio.Queue[Event]:
         """The queue that generation `index` writes to."""
-        return _Entry(index, self._events)
+        return _QueuedEvent(index, self._events)
 
     async def get(self) -> tuple[int, Event]:
         """The next event and its generation."""
         return await self._events.get()
 
 
-class _Entry(asyncio.Queue[Event]):
+class _QueuedEvent(asyncio.Queue[Event]):
     def __init__(self, index: int, events: asyncio.Queue[tuple[int, Event]]) -> None:
         super().__init__()
         self._index = index
@@ -55,9 +62,9 @@ class _Entry(asyncio.Queue[Event]):
 class Run:
     """A call in the engine."""
 
-    shape: Shape
+    shape: ResponseSpec
     channel: Channel
-    lanes: Lanes
+    lanes: Executors
 
     @property
     def generations(self) -> int:
@@ -107,7 +114,7 @@ async def collect(run: Run) -> bytes:
     return await run.lanes.unless_small(lambda: to_bytes(whole_body(run.shape, ordered, scored)), size=size)
 
 
-def _cells(shape: Shape, outputs: int, scored: list[PromptScored | None]) -> int:
+def _cells(shape: ResponseSpec, outputs: int, scored: list[PromptScored | None]) -> int:
     """How many scored tokens a body spells out."""
     top = 1 + (shape.logprobs or 0), 1 + (shape.prompt_logprobs or shape.logprobs or 0)
     return outputs * top[0] + sum(len(item.scores) for item in scored if item is not None) * shape.samples * top[1]
@@ -116,8 +123,8 @@ def _cells(shape: Shape, outputs: int, scored: list[PromptScored | None]) -> int
 def raise_failure(event: Event) -> None:
     """Raises `ApiError` for a generation that failed: 400 if what the client asked for left no token to choose."""
     if isinstance(event, Done) and event.reason is FinishReason.ERROR:
-        problem = event.problem or Problem("the request failed")
-        impossible = problem.kind is ProblemKind.IMPOSSIBLE
+        problem = event.problem or RequestProblem("the request failed")
+        impossible = problem.kind is RequestProblemKind.IMPOSSIBLE
         raise invalid(str(problem), code="impossible_output") if impossible else failed(str(problem))
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from headrace_core.scheduler.events import Request as EngineRequest
 from headrace_engine.engine import Engine
 from headrace_engine.http.errors import invalid
-from headrace_engine.loop.engine_loop import Submission
+from headrace_engine.loop.live_request import Submission
 from headrace_engine.model.generation import SuggestedSampling
 from headrace_engine.openai.prompts import Prompt
-from headrace_engine.openai.responses import Shape
+from headrace_engine.openai.responses import ResponseSpec
 from headrace_engine.openai.schema import ChatBody, CompletionBody, GenerationBody
 from headrace_engine.openai.streaming import Channel
 from headrace_engine.openai.tools import ToolParser
@@ -23,7 +23,7 @@ from headrace_engine.text.token_text import TokenTexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerationRequest:
     """A call, ready to be put to the engine. `budgets` has the output tokens of each prompt."""
 
     call_id: str
@@ -60,13 +60,13 @@ class Ask:
         return max((top for top in wanted if top is not None), default=None)
 
 
-def shape_of(ask: Ask, texts: Callable[[], TokenTexts]) -> Shape:
+def response_spec(ask: GenerationRequest, texts: Callable[[], TokenTexts]) -> ResponseSpec:
     """What the answer looks like. `texts` is slow the first time, and called only if tokens are spelled out."""
     body = ask.body
     options = body.stream_options
     is_chat = isinstance(body, ChatBody)
     single = isinstance(body, ChatBody) and body.parallel_tool_calls is False
-    return Shape(
+    return ResponseSpec(
         id=ask.call_id,
         created=int(time.time()),  # noqa: TID251  (OpenAI's `created` is unix time)
         model=ask.model,
@@ -87,7 +87,9 @@ def shape_of(ask: Ask, texts: Callable[[], TokenTexts]) -> Shape:
     )
 
 
-def submissions_of(ask: Ask, engine: Engine, channel: Channel, *, hides_special: bool) -> list[Submission]:
+def submissions_of(
+    ask: GenerationRequest, engine: Engine, channel: Channel, *, hides_special: bool
+) -> list[Submission]:
     """One for each sample of each prompt; further samples of a prompt are forks of its first."""
     made = []
     for at, (prompt, budget) in enumerate(zip(ask.prompts, ask.budgets, strict=True)):
@@ -106,7 +108,7 @@ def submissions_of(ask: Ask, engine: Engine, channel: Channel, *, hides_special:
 
 
 def _submission(
-    ask: Ask, engine: Engine, prompt: Prompt, *, budget: int, index: int, first: int, channel: Channel,
+    ask: GenerationRequest, engine: Engine, prompt: Prompt, *, budget: int, index: int, first: int, channel: Channel,
     hides_special: bool,
 ) -> Submission:  # fmt: skip
     body, is_fork = ask.body, index != first
@@ -131,7 +133,7 @@ def _submission(
 
 
 def _params(
-    ask: Ask, default: SuggestedSampling, *, prompt_len: int, ends: frozenset[int], index: int,
+    ask: GenerationRequest, default: SuggestedSampling, *, prompt_len: int, ends: frozenset[int], index: int,
     prompt_scores: int | None,
 ) -> SamplingParams:  # fmt: skip
     body = ask.body

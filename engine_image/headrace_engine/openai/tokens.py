@@ -9,7 +9,7 @@ from pydantic import Field
 from headrace_engine.http.errors import invalid
 from headrace_engine.openai.chat_template import Conversation
 from headrace_engine.openai.fields import MAX_TOOLS, Flag, JsonObject, Strict
-from headrace_engine.openai.messages import MAX_MESSAGES, Message, Tool
+from headrace_engine.openai.messages import MAX_MESSAGES, ChatMessage, Tool
 from headrace_engine.openai.prompts import Prompts
 from headrace_engine.openai.schema import check_conversation
 
@@ -21,7 +21,7 @@ class TokenizeBody(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = Field(default=None, description="Default: not continue_final_message.")

@@ -15,7 +15,7 @@ SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PlainText:
     """Text beside the calls."""
 
     text: str
@@ -37,7 +37,7 @@ class CallArguments:
     text: str
 
 
-ToolEvent = Text | CallName | CallArguments
+ToolEvent = PlainText | CallName | CallArguments
 
 
 class _Took(Enum):

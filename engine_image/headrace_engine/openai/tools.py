@@ -5,7 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Protocol
 
-from headrace_engine.openai.tool_json import SPACE, CallArguments, CallName, CallScanner, Text, ToolEvent
+from headrace_engine.openai.tool_json import (
+    SPACE,
+    CallArguments,
+    CallName,
+    CallScanner,
+    PlainText,
+    ToolEvent,
+)
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 LLAMA_PREFIX = "<|python_tag|>"
@@ -54,7 +61,7 @@ class _Saying:
         shown = text.rstrip(SPACE)
         self._space = text[len(shown) :]
         self._after_call = self._after_call and not shown
-        return [Text(shown)] if shown else []
+        return [PlainText(shown)] if shown else []
 
     def call(self) -> None:
         """A call begins or ends here."""
@@ -63,7 +70,7 @@ class _Saying:
     def finish(self) -> list[ToolEvent]:
         """White space at the end belongs to the text."""
         held, self._space = self._space, ""
-        return [Text(held)] if held else []
+        return [PlainText(held)] if held else []
 
 
 class HermesParser:
@@ -148,7 +155,7 @@ class SequenceParser:
     def push(self, text: str) -> list[ToolEvent]:
         """Events that `text` completes."""
         if self._is_text:
-            return [Text(text)] if text else []
+            return [PlainText(text)] if text else []
         self._rest += text
         events: list[ToolEvent] = []
         while not self._is_text:
@@ -158,7 +165,7 @@ class SequenceParser:
             if self._scanner is not None:
                 break
         if self._is_text and self._rest:
-            events.append(Text(self._rest))
+            events.append(PlainText(self._rest))
             self._rest = ""
         return events
 
@@ -166,7 +173,7 @@ class SequenceParser:
         """What was held back."""
         held = self._rest if self._scanner is None else "" if self._scanner.announced else self._scanner.raw
         held = held if self._calls == 0 else held.strip(self._separators)
-        return [Text(held)] if held else []
+        return [PlainText(held)] if held else []
 
     def _begin(self) -> bool:
         """Start a call if one begins here; decide that it is text if none can."""

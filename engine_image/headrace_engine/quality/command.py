@@ -16,7 +16,7 @@ from headrace_engine.errors import SettingsError
 if TYPE_CHECKING:
     import torch
 
-    from headrace_engine.quality.run import Plan
+    from headrace_engine.quality.run import QualityPlan
 
 
 def bench_quality(
@@ -81,13 +81,13 @@ def make_plan(
     model: str, *, a: str, b: str | None, reference: str | None, reference_dtype: str | None, concurrency: int,
     prompts: str, text_tokens: int, output_tokens: int, margin: float, min_agreement: float, confidence: float,
     seed: int, device: str,
-) -> Plan:  # fmt: skip
+) -> QualityPlan:  # fmt: skip
     """Check the flags. Raises `SettingsError`."""
     from headrace_engine import device as devices  # noqa: PLC0415
     from headrace_engine.quality import sides  # noqa: PLC0415
-    from headrace_engine.quality.run import Plan  # noqa: PLC0415
+    from headrace_engine.quality.run import QualityPlan  # noqa: PLC0415
     from headrace_engine.quality.texts import read_texts  # noqa: PLC0415
-    from headrace_engine.quality.verdict import Rules  # noqa: PLC0415
+    from headrace_engine.quality.verdict import VerdictRules  # noqa: PLC0415
 
     if b is None and reference is None:
         raise SettingsError("there is nothing to compare A with: give --b KNOBS, or --reference transformers, or both")
@@ -99,7 +99,7 @@ def make_plan(
     specs = [sides.parse("A", a, device=where.type)]
     if b is not None:
         specs.append(sides.parse("B", b, device=where.type))
-    return Plan(
+    return QualityPlan(
         model=model,
         specs=tuple(specs),
         reference=_reference(reference, reference_dtype, sides.dtype(specs[0], where)),
@@ -108,7 +108,7 @@ def make_plan(
         output_tokens=output_tokens,
         concurrency=concurrency,
         seed=seed,
-        rules=Rules(margin=margin, least_agreement=min_agreement, confidence=confidence),
+        rules=VerdictRules(margin=margin, least_agreement=min_agreement, confidence=confidence),
         device=where,
     )
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from headrace_core.evidence.intervals import Interval, wilson
 from headrace_engine.quality.intervals import hurt, paired_mean
-from headrace_engine.quality.observed import Choice, Outcome, Side
-from headrace_engine.quality.rounding import Shape, bound
+from headrace_engine.quality.observed import Choice, Side, TextOutcome
+from headrace_engine.quality.rounding import ModelWidths, bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class FirstDifference:
     """Where the greedy outputs of a text part: at output token `index`, from 0, after an equal history.
 
     The margins are those of each side's own top two logits. `is_tie`: both sides' preference for their own token is
@@ -43,7 +43,7 @@ class Agreement:
     equal_but_ties: Interval
     mean_prefix: float
     output_tokens: int
-    differences: tuple[Difference, ...]
+    differences: tuple[FirstDifference, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Likelihood:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class QualityComparison:
     """All that two sides have to say about each other.
 
     `failed`: texts that failed on the candidate alone. `lost`: texts that failed on the base, so that nothing can be
@@ -89,7 +89,9 @@ class Comparison:
         return bool(self.failed) or not ties or any(move > self.rounding for move in moves)
 
 
-def compare(base: Side, candidate: Side, shape: Shape, *, margin: float, confidence: float = 0.95) -> Comparison:
+def compare(
+    base: Side, candidate: Side, shape: ModelWidths, *, margin: float, confidence: float = 0.95
+) -> QualityComparison:
     """Compare two sides that ran the same texts. `margin`: nats a token by which a text counts as hurt."""
     pairs = {name: (base.seen.outcomes[name], candidate.seen.outcomes[name]) for name in base.seen.outcomes}
     lost = tuple(name for name, (old, _) in pairs.items() if old.failed)
@@ -97,7 +99,7 @@ def compare(base: Side, candidate: Side, shape: Shape, *, margin: float, confide
     sound = {name: pair for name, pair in pairs.items() if not (pair[0].failed or pair[1].failed)}
     relative = sum(bound(shape, side.dtype, side.kv_dtype) for side in (base, candidate))
     rounding = 2 * relative * max(base.seen.spread, candidate.seen.spread)
-    return Comparison(
+    return QualityComparison(
         base=base.label,
         candidate=candidate.label,
         agreement=_agreement(sound, rounding, confidence),
@@ -114,8 +116,8 @@ def mean_nll(scores: Sequence[Sequence[float]]) -> float:
     return -_mean([_mean(text) for text in scores])
 
 
-Pairs = Mapping[str, tuple[Outcome, Outcome]]
-Scores = Callable[[Outcome], Sequence[float]]
+Pairs = Mapping[str, tuple[TextOutcome, TextOutcome]]
+Scores = Callable[[TextOutcome], Sequence[float]]
 
 
 def _agreement(pairs: Pairs, rounding: float, confidence: float) -> Agreement:
@@ -135,10 +137,10 @@ def _agreement(pairs: Pairs, rounding: float, confidence: float) -> Agreement:
 
 def _first_difference(
     name: str, old: Sequence[Choice], new: Sequence[Choice], rounding: float
-) -> Difference | None:  # fmt: skip
+) -> FirstDifference | None:  # fmt: skip
     for index, (before, after) in enumerate(zip(old, new, strict=True)):
         if before.token != after.token:
-            return Difference(
+            return FirstDifference(
                 text=name,
                 index=index,
                 base_token=before.token,
@@ -178,9 +180,9 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def _forced(outcome: Outcome) -> Sequence[float]:
+def _forced(outcome: TextOutcome) -> Sequence[float]:
     return outcome.forced
 
 
-def _prompt(outcome: Outcome) -> Sequence[float]:
+def _prompt(outcome: TextOutcome) -> Sequence[float]:
     return outcome.prompt

@@ -39,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TextOutcome:
     """One text on one side. Log-probabilities are natural, of the text's own tokens.
 
     `forced`: of the tokens fed one by one, decode by decode. `prompt`: of every token but the first, by prefill.
@@ -65,7 +65,7 @@ class Tally:
 class Observed:
     """What the passes over the texts saw. `spread`: standard deviation of a row's logits, the mean over greedy rows."""
 
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, TextOutcome]
     spread: float
     tally: Tally
 

@@ -25,16 +25,16 @@ from headrace_core.scheduler.events import (
 )
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine.errors import SettingsError
-from headrace_engine.loop.runner import Runner
+from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.kv_cache import KvPool
 from headrace_engine.model.loading import LoadedModel
-from headrace_engine.sampling.sampler import SamplingParams
+from headrace_engine.sampling.params import SamplingParams
 
 CROWD = 512  # as many ended requests as admission remembers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class OfflineRequest:
     """One request, run greedily. With `reads_cache` false every prompt position is computed."""
 
     name: str
@@ -43,7 +43,7 @@ class Job:
     reads_cache: bool = True
 
 
-class WatchedRunner(Runner):
+class WatchedRunner(ModelRunner):
     """The engine's runner. `seen` holds the logits of the newest step: a row for each sequence that samples.
 
     With `every_row`, `rows` holds those of all its rows, of prompts too: the same forward, with a larger head.
@@ -91,7 +91,7 @@ Watch = Callable[[StepPlan, StepResult], StepResult]
 
 
 def drive(
-    scheduler: Scheduler, runner: Runner, jobs: Sequence[Job], *, concurrency: int, watch: Watch,
+    scheduler: Scheduler, runner: ModelRunner, jobs: Sequence[OfflineRequest], *, concurrency: int, watch: Watch,
     ended: Callable[[str], None] = lambda _: None,
 ) -> frozenset[str]:  # fmt: skip
     """Run all jobs; returns the names of those that failed (a row of NaN). Calls `ended` with each name.
@@ -116,7 +116,9 @@ def drive(
     return frozenset(failed)
 
 
-def _submit(scheduler: Scheduler, waiting: deque[Job], live: set[str], *, concurrency: int, now: float) -> None:
+def _submit(
+    scheduler: Scheduler, waiting: deque[OfflineRequest], live: set[str], *, concurrency: int, now: float
+) -> None:
     while waiting and len(live) < concurrency:
         job = waiting[0]
         answer = scheduler.submit(

@@ -14,16 +14,16 @@ from dataclasses import replace
 import torch
 
 from headrace_core.scheduler.events import StepPlan, StepResult
-from headrace_engine.quality.observed import TOP, Choice, Observed, Outcome, Tally
-from headrace_engine.quality.offline import Job, Offline, drive
-from headrace_engine.quality.texts import Sample
+from headrace_engine.quality.observed import TOP, Choice, Observed, Tally, TextOutcome
+from headrace_engine.quality.offline import Offline, OfflineRequest, drive
+from headrace_engine.quality.texts import TokenizedText
 
 ROWS_AT_ONCE = 64  # rows of log-softmax in float64 at once: bounds the memory of a large vocabulary
 Ended = Callable[[str], None]
 
 
 def observe(
-    engine: Offline, samples: Sequence[Sample], *, concurrency: int, output_tokens: int, ended: Ended
+    engine: Offline, samples: Sequence[TokenizedText], *, concurrency: int, output_tokens: int, ended: Ended
 ) -> Observed:
     """Run the passes; `ended` is called three times for each text. Raises `SettingsError` where a text cannot fit."""
     forced = _Forced(engine, samples)
@@ -38,7 +38,7 @@ def observe(
     for watch, runner, jobs in plans:
         failed |= drive(engine.scheduler, runner, jobs, concurrency=concurrency, watch=watch, ended=ended)
     outcomes = {
-        item.name: Outcome(
+        item.name: TextOutcome(
             greedy=tuple(greedy.found.get(item.name, ())),
             forced=_in_order(forced.found[item.name]),
             prompt=_in_order(prompts.found[item.name]),
@@ -84,13 +84,13 @@ def spread(logits: torch.Tensor) -> list[float]:
     return [float(row[mask].std()) for row, mask in zip(rows, counts, strict=True)]
 
 
-def _job(sample: Sample, max_tokens: int) -> Job:
-    return Job(name=sample.name, prompt=sample.prompt, max_tokens=max_tokens)
+def _job(sample: TokenizedText, max_tokens: int) -> OfflineRequest:
+    return OfflineRequest(name=sample.name, prompt=sample.prompt, max_tokens=max_tokens)
 
 
-def _whole(sample: Sample) -> Job:
+def _whole(sample: TokenizedText) -> OfflineRequest:
     # The last token predicts nothing of the text, and its output token is not looked at.
-    return Job(name=sample.name, prompt=sample.tokens, max_tokens=1, reads_cache=False)
+    return OfflineRequest(name=sample.name, prompt=sample.tokens, max_tokens=1, reads_cache=False)
 
 
 def _tally(engine: Offline) -> Tally:
@@ -110,7 +110,7 @@ def _in_order(found: Mapping[int, float]) -> tuple[float, ...]:
 class _Forced:
     """Commits the text's next token whatever the model says, and notes what the model thought of it."""
 
-    def __init__(self, engine: Offline, samples: Sequence[Sample]) -> None:
+    def __init__(self, engine: Offline, samples: Sequence[TokenizedText]) -> None:
         self._runner = engine.runner
         self._tokens = {item.name: item.tokens for item in samples}
         self.found: dict[str, dict[int, float]] = {item.name: {} for item in samples}
@@ -154,7 +154,7 @@ class _Greedy:
 class _Prompts:
     """Notes what the model thought of every token of each prompt, from all rows of the forwards that prefilled it."""
 
-    def __init__(self, engine: Offline, samples: Sequence[Sample]) -> None:
+    def __init__(self, engine: Offline, samples: Sequence[TokenizedText]) -> None:
         self._runner = engine.all_rows
         self._tokens = {item.name: item.tokens for item in samples}
         self.found: dict[str, dict[int, float]] = {item.name: {} for item in samples}

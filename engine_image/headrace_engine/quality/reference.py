@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from headrace_engine.model.loading import LoadedModel, dequantizing, wrap_model
-from headrace_engine.model.weights import Source
-from headrace_engine.quality.observed import Choice, Observed, Outcome, Tally
+from headrace_engine.model.weights import WeightSource
+from headrace_engine.quality.observed import Choice, Observed, Tally, TextOutcome
 from headrace_engine.quality.passes import Ended, choices, log_likelihoods, spread
-from headrace_engine.quality.texts import Sample
+from headrace_engine.quality.texts import TokenizedText
 
 
-def load_plain(source: Source, tokenizer: Any, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def load_plain(source: WeightSource, tokenizer: Any, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """The model with transformers' eager attention, which every architecture has. The engine has loaded it before."""
     module: Any = AutoModelForCausalLM.from_pretrained(
         **source.location, attn_implementation="eager", dtype=dtype, **dequantizing(source)
@@ -27,9 +27,11 @@ def load_plain(source: Source, tokenizer: Any, *, device: torch.device, dtype: t
 
 
 @torch.inference_mode()
-def observe_plain(model: LoadedModel, samples: Sequence[Sample], *, output_tokens: int, ended: Ended) -> Observed:
+def observe_plain(
+    model: LoadedModel, samples: Sequence[TokenizedText], *, output_tokens: int, ended: Ended
+) -> Observed:
     """One forward over each text, and a greedy run from its prompt; `ended` is called after each of the two."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, TextOutcome] = {}
     deviations: list[float] = []
     for sample in samples:
         scores = _scores(model, sample)
@@ -39,19 +41,19 @@ def observe_plain(model: LoadedModel, samples: Sequence[Sample], *, output_token
         deviations += spreads
         # Entry i is of position i + 1.
         forced = scores[sample.prompt_len - 1 :]
-        outcomes[sample.name] = Outcome(
+        outcomes[sample.name] = TextOutcome(
             greedy=tuple(greedy), forced=tuple(forced), prompt=tuple(scores), failed=not all(map(math.isfinite, scores))
         )
     return Observed(outcomes=outcomes, spread=math.fsum(deviations) / max(1, len(deviations)), tally=Tally())
 
 
-def _scores(model: LoadedModel, sample: Sample) -> list[float]:
+def _scores(model: LoadedModel, sample: TokenizedText) -> list[float]:
     ids = torch.tensor([sample.tokens], dtype=torch.long, device=model.device)
     logits = model.module(input_ids=ids, use_cache=False).logits[0, :-1]
     return log_likelihoods(model.of_tokens(logits), sample.tokens[1:])
 
 
-def _greedy(model: LoadedModel, sample: Sample, count: int) -> tuple[list[Choice], list[float]]:
+def _greedy(model: LoadedModel, sample: TokenizedText, count: int) -> tuple[list[Choice], list[float]]:
     """The choices, and the spread of each row. By transformers' own generate, with its own cache."""
     ids = torch.tensor([sample.prompt], dtype=torch.long, device=model.device)
     no_tokens = list(range(model.vocab_size, model.module.config.get_text_config().vocab_size))

@@ -15,17 +15,17 @@ from rich.panel import Panel
 from rich.table import Table
 
 from headrace_core.evidence.intervals import Interval
-from headrace_engine.quality.comparison import Comparison, mean_nll
+from headrace_engine.quality.comparison import QualityComparison, mean_nll
 from headrace_engine.quality.observed import Side
-from headrace_engine.quality.run import Plan, Result
-from headrace_engine.quality.verdict import EXIT_CODES, Finding, Verdict
+from headrace_engine.quality.run import QualityPlan, QualityResult
+from headrace_engine.quality.verdict import EXIT_CODES, QualityFinding, QualityVerdict
 
-COLOURS = {Verdict.NON_INFERIOR: "green", Verdict.INFERIOR: "red", Verdict.INCONCLUSIVE: "yellow"}
+COLOURS = {QualityVerdict.NON_INFERIOR: "green", QualityVerdict.INFERIOR: "red", QualityVerdict.INCONCLUSIVE: "yellow"}
 WIDTH = 80
 MOST_DIFFERENCES = 6  # of each pair
 
 
-def tables(plan: Plan, result: Result) -> Group:
+def tables(plan: QualityPlan, result: QualityResult) -> Group:
     """Readable at 80 columns."""
     title = f"{result.name}: {len(plan.texts)} texts, {plan.concurrency} at once, seed {plan.seed}"
     parts: list[RenderableType] = [_sides(result.sides, title), _pairs(result, plan)]
@@ -61,7 +61,7 @@ def _facts(side: Side) -> str:
     return ", ".join(facts)
 
 
-def _pairs(result: Result, plan: Plan) -> Table:
+def _pairs(result: QualityResult, plan: QualityPlan) -> Table:
     """One column for each pair, one row for each measure; an interval is under its estimate."""
     table = _table("Do they say the same?")
     table.caption = (
@@ -81,7 +81,7 @@ def _pairs(result: Result, plan: Plan) -> Table:
     return table
 
 
-def _measures(comparison: Comparison, finding: Finding) -> list[str]:
+def _measures(comparison: QualityComparison, finding: QualityFinding) -> list[str]:
     agreement, texts = comparison.agreement, comparison.decode.texts
     move = max(comparison.decode.largest_move[1], comparison.prefill.largest_move[1])
     hurt = max(comparison.decode.hurt, comparison.prefill.hurt, key=lambda share: share.estimate)
@@ -115,7 +115,7 @@ def _signed(value: float) -> str:
     return f"{value:+.4f}" if abs(value) >= 0.00095 else f"{value:+.0e}"
 
 
-def _differences(comparison: Comparison, words: Mapping[int, str]) -> Iterator[RenderableType]:
+def _differences(comparison: QualityComparison, words: Mapping[int, str]) -> Iterator[RenderableType]:
     found = comparison.agreement.differences
     if not found:
         return
@@ -137,7 +137,7 @@ def _differences(comparison: Comparison, words: Mapping[int, str]) -> Iterator[R
     yield table
 
 
-def _verdict(result: Result) -> Panel:
+def _verdict(result: QualityResult) -> Panel:
     lines = []
     for comparison, finding in result.pairs:
         colour = COLOURS[finding.verdict]
@@ -147,7 +147,7 @@ def _verdict(result: Result) -> Panel:
     return Panel("\n\n".join(lines), border_style=COLOURS[result.decision.verdict], width=WIDTH)
 
 
-def _rounding(comparison: Comparison) -> str:
+def _rounding(comparison: QualityComparison) -> str:
     if not comparison.decode.texts:
         return "No text ran on both."
     moved = max(comparison.decode.largest_move[1], comparison.prefill.largest_move[1]) > 0
@@ -168,7 +168,7 @@ def _table(title: str, *, width: int | None = None) -> Table:
     )  # fmt: skip
 
 
-def as_dict(plan: Plan, result: Result, machine: Mapping[str, Any]) -> dict[str, Any]:
+def as_dict(plan: QualityPlan, result: QualityResult, machine: Mapping[str, Any]) -> dict[str, Any]:
     """All of it, for programs. What is not a number or infinite is null."""
     value = {
         "model": result.name,
@@ -206,7 +206,7 @@ def _side_dict(side: Side) -> dict[str, Any]:
     return about | {"spread": side.seen.spread, "tally": dataclasses.asdict(side.seen.tally), "texts": texts}
 
 
-def _comparison_dict(comparison: Comparison, finding: Finding) -> dict[str, Any]:
+def _comparison_dict(comparison: QualityComparison, finding: QualityFinding) -> dict[str, Any]:
     found = {"verdict": finding.verdict.value, "sentence": finding.sentence}
     return found | {"beyond_rounding": comparison.beyond_rounding} | dataclasses.asdict(comparison)
 

@@ -34,14 +34,14 @@ UNIT = {Number.FLOAT32: 2.0**-24, Number.BFLOAT16: 2.0**-9, Number.FLOAT16: 2.0*
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelWidths:
     """What of a model decides how rounding grows: its layers, and the longest sum of a matrix product."""
 
     layers: int
     width: int
 
 
-def bound(shape: Shape, dtype: Number, kv_dtype: Number) -> float:
+def bound(shape: ModelWidths, dtype: Number, kv_dtype: Number) -> float:
     """Most that a logit of one side may be off, relative to the spread of a row's logits."""
     halves = 2 * shape.layers + 1
     each = shape.width if dtype is Number.FLOAT32 else STORED

@@ -16,19 +16,19 @@ from headrace_engine.model.kv_cache import LayerShape
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.model.weights import find_source
 from headrace_engine.quality import sides
-from headrace_engine.quality.comparison import Comparison, compare
+from headrace_engine.quality.comparison import QualityComparison, compare
 from headrace_engine.quality.observed import Observed, Side
 from headrace_engine.quality.passes import Ended, observe
 from headrace_engine.quality.reference import load_plain, observe_plain
-from headrace_engine.quality.rounding import Number, Shape
+from headrace_engine.quality.rounding import ModelWidths, Number
 from headrace_engine.quality.sides import Spec
-from headrace_engine.quality.texts import Sample, Text, shuffled, tokenize
-from headrace_engine.quality.verdict import Finding, Rules, judge, worst
+from headrace_engine.quality.texts import Passage, TokenizedText, shuffled, tokenize
+from headrace_engine.quality.verdict import QualityFinding, VerdictRules, judge, worst
 
 REFERENCE = "transformers"
 
 
-class Progress(Protocol):
+class QualityProgress(Protocol):
     """Who shows how far a run is."""
 
     def begin(self, what: str, total: int) -> Callable[[], None]:
@@ -36,7 +36,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class QualityPlan:
     """What to run: one or two specs, the base first. `reference` is transformers' dtype, None to leave it out.
 
     Texts are cut to `text_tokens`; the seed decides the order in which they arrive.
@@ -45,27 +45,27 @@ class Plan:
     model: str
     specs: tuple[Spec, ...]
     reference: torch.dtype | None
-    texts: tuple[Text, ...]
+    texts: tuple[Passage, ...]
     text_tokens: int
     output_tokens: int
     concurrency: int
     seed: int
-    rules: Rules
+    rules: VerdictRules
     device: torch.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class QualityResult:
     """What came of a plan: the sides, each pair of them with its finding, and the finding over all pairs."""
 
     name: str
     sides: tuple[Side, ...]
-    pairs: tuple[tuple[Comparison, Finding], ...]
-    decision: Finding
+    pairs: tuple[tuple[QualityComparison, QualityFinding], ...]
+    decision: QualityFinding
     words: Mapping[int, str]  # the text of each token at which outputs part
 
 
-def run(plan: Plan, progress: Progress) -> Result:
+def run(plan: QualityPlan, progress: QualityProgress) -> QualityResult:
     """Run every side and compare: the candidate with the base, and each with the reference. Raises `EngineError`."""
     models = _Models(plan)
     model, _ = models.get(plan.specs[0])
@@ -80,7 +80,7 @@ def run(plan: Plan, progress: Progress) -> Result:
         pairs += [(reference, side) for side in done]
         done.append(reference)
     judged = tuple(_judge(base, candidate, shape, plan.rules) for base, candidate in pairs)
-    return Result(
+    return QualityResult(
         name=find_source(plan.model).name,
         sides=tuple(done),
         pairs=judged,
@@ -92,7 +92,7 @@ def run(plan: Plan, progress: Progress) -> Result:
 class _Models:
     """Loads models; the memory of one is given back before the next is loaded."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: QualityPlan) -> None:
         self._plan = plan
         self._kept: tuple[LoadedModel, dict[int, LayerShape]] | None = None
 
@@ -107,7 +107,9 @@ class _Models:
         _release()
 
 
-def _run_spec(plan: Plan, spec: Spec, models: _Models, *, samples: Sequence[Sample], progress: Progress) -> Side:
+def _run_spec(
+    plan: QualityPlan, spec: Spec, models: _Models, *, samples: Sequence[TokenizedText], progress: QualityProgress
+) -> Side:
     model, layers = models.get(spec)
     step = progress.begin(f"{spec.label}  {spec.about}", 3 * len(samples))
     seen = observe(
@@ -118,7 +120,9 @@ def _run_spec(plan: Plan, spec: Spec, models: _Models, *, samples: Sequence[Samp
     return _side(spec.label, spec.about, dtypes=(model.dtype, sides.kv_dtype(spec, model.dtype)), seen=seen)
 
 
-def _run_reference(plan: Plan, samples: Sequence[Sample], tokenizer: Any, *, progress: Progress) -> Side:
+def _run_reference(
+    plan: QualityPlan, samples: Sequence[TokenizedText], tokenizer: Any, *, progress: QualityProgress
+) -> Side:
     dtype = plan.reference or torch.float32
     model = load_plain(find_source(plan.model), tokenizer, device=plan.device, dtype=dtype)
     step = progress.begin(REFERENCE, 2 * len(samples))
@@ -131,12 +135,14 @@ def _side(label: str, about: str, *, dtypes: tuple[torch.dtype, torch.dtype], se
     return Side(label=label, about=about, dtype=dtype, kv_dtype=kv_dtype, seen=seen)
 
 
-def _judge(base: Side, candidate: Side, shape: Shape, rules: Rules) -> tuple[Comparison, Finding]:
+def _judge(
+    base: Side, candidate: Side, shape: ModelWidths, rules: VerdictRules
+) -> tuple[QualityComparison, QualityFinding]:
     comparison = compare(base, candidate, shape, margin=rules.margin, confidence=rules.confidence)
     return comparison, judge(comparison, rules)
 
 
-def _words(pairs: Sequence[tuple[Comparison, Finding]], tokenizer: Any) -> dict[int, str]:
+def _words(pairs: Sequence[tuple[QualityComparison, QualityFinding]], tokenizer: Any) -> dict[int, str]:
     parted = (item for comparison, _ in pairs for item in comparison.agreement.differences)
     tokens = {token for item in parted for token in (item.base_token, item.candidate_token)}
     return {token: tokenizer.decode([token]) for token in sorted(tokens)}

@@ -16,7 +16,7 @@ from headrace_engine.errors import SettingsError
 from headrace_engine.model.kv_cache import LayerShape, block_bytes
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.quality.offline import Offline, crowd
-from headrace_engine.quality.rounding import Shape
+from headrace_engine.quality.rounding import ModelWidths
 
 NUM_BLOCKS = "num_blocks"
 TRUTHS: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
@@ -112,7 +112,7 @@ def kv_dtype(spec: Spec, computed: torch.dtype) -> torch.dtype:
     return devices.pick_kv_dtype(spec.config.kv_cache_dtype, computed)
 
 
-def shape_of(model: LoadedModel) -> Shape:
+def shape_of(model: LoadedModel) -> ModelWidths:
     """What decides how rounding grows: the longest sum is the widest input of any weight matrix."""
     widths = (weight.shape[-1] for weight in model.module.parameters() if weight.dim() > 1)
-    return Shape(layers=model.num_layers, width=max(widths))
+    return ModelWidths(layers=model.num_layers, width=max(widths))

@@ -18,7 +18,7 @@ PROMPT_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Passage:
     """A passage with a name that is unique among its fellows."""
 
     name: str
@@ -26,7 +26,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class TokenizedText:
     """A text as tokens. The first `prompt_len` are the prompt, of the greedy outputs too; the others are forced."""
 
     name: str
@@ -39,7 +39,7 @@ class Sample:
         return self.tokens[: self.prompt_len]
 
 
-def read_texts(source: str) -> tuple[Text, ...]:
+def read_texts(source: str) -> tuple[Passage, ...]:
     """The built-in texts, or those of a JSONL file. Raises `SettingsError` naming file and line."""
     if source == BUILT_IN:
         content, where = (resources.files(__package__) / "texts.jsonl").read_text(encoding="utf-8"), "texts.jsonl"
@@ -61,7 +61,7 @@ def read_texts(source: str) -> tuple[Text, ...]:
     return texts
 
 
-def _parse(line: str, where: str, number: int) -> Text:
+def _parse(line: str, where: str, number: int) -> Passage:
     try:
         value: Any = json.loads(line)
     except ValueError as error:
@@ -69,10 +69,10 @@ def _parse(line: str, where: str, number: int) -> Text:
     text = value.get("text", value.get("prompt")) if isinstance(value, dict) else None
     if not isinstance(text, str) or not text:
         raise SettingsError(f'{where}: an object with a non-empty string "text" is expected, and "id" if you like')
-    return Text(str(value.get("id", f"line-{number}")), text)
+    return Passage(str(value.get("id", f"line-{number}")), text)
 
 
-def tokenize(texts: Sequence[Text], tokenizer: Any, *, most: int) -> tuple[Sample, ...]:
+def tokenize(texts: Sequence[Passage], tokenizer: Any, *, most: int) -> tuple[TokenizedText, ...]:
     """Cut each text to `most` tokens; a third of it is the prompt. Raises `SettingsError` for one too short."""
     samples = []
     for text in texts:
@@ -82,11 +82,13 @@ def tokenize(texts: Sequence[Text], tokenizer: Any, *, most: int) -> tuple[Sampl
                 f"text {text.name} has {len(tokens)} tokens, at least {FEWEST_TOKENS} are needed to have a prompt and "
                 "something to predict: make it longer or leave it out"
             )
-        samples.append(Sample(name=text.name, tokens=tokens, prompt_len=max(1, round(len(tokens) * PROMPT_SHARE))))
+        samples.append(
+            TokenizedText(name=text.name, tokens=tokens, prompt_len=max(1, round(len(tokens) * PROMPT_SHARE)))
+        )
     return tuple(samples)
 
 
-def shuffled(samples: Sequence[Sample], seed: int) -> tuple[Sample, ...]:
+def shuffled(samples: Sequence[TokenizedText], seed: int) -> tuple[TokenizedText, ...]:
     """The order in which the texts are submitted, which decides who shares a batch with whom."""
     order = list(samples)
     random.Random(seed).shuffle(order)  # noqa: S311  (reproducible on purpose)

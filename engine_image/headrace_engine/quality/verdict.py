@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headrace_engine.quality.comparison import Comparison, Likelihood
+from headrace_engine.quality.comparison import Likelihood, QualityComparison
 from headrace_engine.quality.intervals import equal_texts_needed, texts_needed
 
 FEWEST_TEXTS = 16  # as many as show an agreement of 80 %, if all agree
@@ -23,7 +23,7 @@ FEWEST_TEXTS = 16  # as many as show an agreement of 80 %, if all agree
 OUTLIER = 10.0
 
 
-class Verdict(StrEnum):
+class QualityVerdict(StrEnum):
     """What the evidence supports."""
 
     NON_INFERIOR = "NonInferior"
@@ -31,11 +31,11 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "Inconclusive"
 
 
-EXIT_CODES = {Verdict.NON_INFERIOR: 0, Verdict.INFERIOR: 3, Verdict.INCONCLUSIVE: 4}
+EXIT_CODES = {QualityVerdict.NON_INFERIOR: 0, QualityVerdict.INFERIOR: 3, QualityVerdict.INCONCLUSIVE: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class VerdictRules:
     """Stated before the run. `margin`: nats a token. `least_agreement`: share of texts, those parted by a tie equal."""
 
     margin: float = 0.01
@@ -44,14 +44,14 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class QualityFinding:
     """One question's answer, and why."""
 
-    verdict: Verdict
+    verdict: QualityVerdict
     sentence: str
 
 
-def judge(comparison: Comparison, rules: Rules) -> Finding:
+def judge(comparison: QualityComparison, rules: VerdictRules) -> QualityFinding:
     """The verdict, with the sentence of what decided it."""
     findings = [
         _failures(comparison),
@@ -60,18 +60,18 @@ def judge(comparison: Comparison, rules: Rules) -> Finding:
         _agreement(comparison, rules),
     ]
     decisive = worst([finding for finding in findings if finding is not None])
-    if decisive.verdict is Verdict.NON_INFERIOR:
-        return Finding(Verdict.NON_INFERIOR, _passed(comparison, rules))
+    if decisive.verdict is QualityVerdict.NON_INFERIOR:
+        return QualityFinding(QualityVerdict.NON_INFERIOR, _passed(comparison, rules))
     return decisive
 
 
-def worst(findings: Sequence[Finding]) -> Finding:
+def worst(findings: Sequence[QualityFinding]) -> QualityFinding:
     """The first that is Inferior, else the first that is Inconclusive, else the first."""
-    order = (Verdict.INFERIOR, Verdict.INCONCLUSIVE, Verdict.NON_INFERIOR)
+    order = (QualityVerdict.INFERIOR, QualityVerdict.INCONCLUSIVE, QualityVerdict.NON_INFERIOR)
     return min(findings, key=lambda finding: order.index(finding.verdict))
 
 
-def _passed(comparison: Comparison, rules: Rules) -> str:
+def _passed(comparison: QualityComparison, rules: VerdictRules) -> str:
     decode, prefill = (max(0.0, item.difference.high) for item in (comparison.decode, comparison.prefill))
     return (
         f"{comparison.candidate} loses at most {decode:.2g} (decode) and {prefill:.2g} (prefill) nats a token against "
@@ -79,46 +79,47 @@ def _passed(comparison: Comparison, rules: Rules) -> str:
     )
 
 
-def _failures(comparison: Comparison) -> Finding | None:
+def _failures(comparison: QualityComparison) -> QualityFinding | None:
     if comparison.failed:
-        return Finding(
-            Verdict.INFERIOR,
+        return QualityFinding(
+            QualityVerdict.INFERIOR,
             f"{len(comparison.failed)} of the texts fail on {comparison.candidate} but not on {comparison.base} "
             f"(logits that are not numbers), the first is {comparison.failed[0]}.",
         )
     if comparison.lost:
-        return Finding(
-            Verdict.INCONCLUSIVE,
+        return QualityFinding(
+            QualityVerdict.INCONCLUSIVE,
             f"{len(comparison.lost)} of the texts fail on {comparison.base} itself (logits that are not numbers), the "
             f"first is {comparison.lost[0]}: there is nothing to compare with.",
         )
     return None
 
 
-def _likelihood(path: str, seen: Likelihood, name: str, rules: Rules) -> Finding:
+def _likelihood(path: str, seen: Likelihood, name: str, rules: VerdictRules) -> QualityFinding:
     if seen.texts < FEWEST_TEXTS:
-        return Finding(
-            Verdict.INCONCLUSIVE, f"{seen.texts} texts are too few to judge by: at least {FEWEST_TEXTS} are needed."
+        return QualityFinding(
+            QualityVerdict.INCONCLUSIVE,
+            f"{seen.texts} texts are too few to judge by: at least {FEWEST_TEXTS} are needed.",
         )
     interval, sure = seen.difference, f"{rules.confidence:.0%} sure"
     if interval.low > rules.margin:
-        return Finding(
-            Verdict.INFERIOR,
+        return QualityFinding(
+            QualityVerdict.INFERIOR,
             f"By {path}, {name} loses at least {_nats(interval.low)} ({sure}), more than the margin of "
             f"{rules.margin:g}: perplexity is {math.expm1(interval.low):.1%} higher, or more.",
         )
     if interval.high >= rules.margin:
-        return Finding(Verdict.INCONCLUSIVE, _undecided(path, seen, name, rules))
+        return QualityFinding(QualityVerdict.INCONCLUSIVE, _undecided(path, seen, name, rules))
     if seen.worst[1] > OUTLIER * rules.margin:
-        return Finding(
-            Verdict.INCONCLUSIVE,
+        return QualityFinding(
+            QualityVerdict.INCONCLUSIVE,
             f"By {path}, {name} is within the margin on average, but loses {_nats(seen.worst[1])} on the text "
             f"{seen.worst[0]}: a fault that hits few texts cannot be judged by a mean.",
         )
-    return Finding(Verdict.NON_INFERIOR, f"By {path}, {name} is within the margin.")
+    return QualityFinding(QualityVerdict.NON_INFERIOR, f"By {path}, {name} is within the margin.")
 
 
-def _undecided(path: str, seen: Likelihood, name: str, rules: Rules) -> str:
+def _undecided(path: str, seen: Likelihood, name: str, rules: VerdictRules) -> str:
     text = (
         f"By {path}, {name} may lose as much as {_nats(seen.difference.high)}, and as little as "
         f"{_nats(seen.difference.low)}; the margin of {rules.margin:g} lies between."
@@ -129,19 +130,21 @@ def _undecided(path: str, seen: Likelihood, name: str, rules: Rules) -> str:
     return f"{text} About {needed} texts like these would decide ({seen.texts} now)."
 
 
-def _agreement(comparison: Comparison, rules: Rules) -> Finding:
+def _agreement(comparison: QualityComparison, rules: VerdictRules) -> QualityFinding:
     share, name, least = comparison.agreement.equal_but_ties, comparison.candidate, rules.least_agreement
     seen = (
         f"{name} writes what {comparison.base} writes, ties aside, on {share.estimate:.0%} of the texts "
         f"({share.low:.0%} to {share.high:.0%})"
     )
     if share.high < least:
-        return Finding(Verdict.INFERIOR, f"{seen}, which is less than {least:.0%}.")
+        return QualityFinding(QualityVerdict.INFERIOR, f"{seen}, which is less than {least:.0%}.")
     if share.low < least:
         needed = equal_texts_needed(least, confidence=rules.confidence)
         more = f" Even if all agree, {needed} texts are needed." if needed and needed > comparison.decode.texts else ""
-        return Finding(Verdict.INCONCLUSIVE, f"{seen}; the least allowed, {least:.0%}, lies in between.{more}")
-    return Finding(Verdict.NON_INFERIOR, f"{seen}, which is at least {least:.0%}.")
+        return QualityFinding(
+            QualityVerdict.INCONCLUSIVE, f"{seen}; the least allowed, {least:.0%}, lies in between.{more}"
+        )
+    return QualityFinding(QualityVerdict.NON_INFERIOR, f"{seen}, which is at least {least:.0%}.")
 
 
 def _nats(value: float) -> str:

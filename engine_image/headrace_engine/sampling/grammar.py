@@ -19,15 +19,12 @@ from tokenizers import Tokenizer
 
 from headrace_engine.sampling.grammar_spec import (
     GrammarError,
-    GrammarKind,
     GrammarSpec,
     definition_of,
     explained,
     one_line,
     reason_of,
 )
-
-__all__ = ["Grammar", "GrammarCompiler", "GrammarError", "GrammarKind", "GrammarSpec", "Matcher", "fill_masks"]
 
 KEPT_GRAMMARS = 64  # compiled ones; the same schema comes again and again
 MADE_UP_EOS = "<|headrace end of grammar|>"

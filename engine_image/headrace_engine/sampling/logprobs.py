@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from headrace_engine.outputs import Problem, ProblemKind, TokenScore
+from headrace_engine.outputs import RequestProblem, RequestProblemKind, TokenScore
 from headrace_engine.sampling.row_slices import row_slices
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, as in vLLM
-NOT_NUMBERS = Problem("the model's logits are not numbers for this request", ProblemKind.NOT_NUMBERS)
+NOT_NUMBERS = RequestProblem("the model's logits are not numbers for this request", RequestProblemKind.NOT_NUMBERS)
 
 
 class NotNumbersError(ValueError):

@@ -16,14 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_engine.outputs import Problem, ProblemKind, TokenScore
+from headrace_engine.outputs import RequestProblem, RequestProblemKind, TokenScore
 from headrace_engine.sampling.logprobs import NOT_NUMBERS, score_rows
-from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.row_slices import row_slices
 from headrace_engine.sampling.shaping import shape
 from headrace_engine.sampling.token_state import Row
-
-__all__ = ["Sampled", "SamplingParams", "sample", "uniform"]
 
 LOOKS = (256, 4096)  # likeliest tokens to look at first: a full sort of the vocabulary costs milliseconds
 LOWEST_TEMPERATURE = 1e-5
@@ -35,7 +32,7 @@ class Sampled:
 
     token: int = -1
     score: TokenScore | None = None
-    problem: Problem | None = None
+    problem: RequestProblem | None = None
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
@@ -49,7 +46,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
         places = shaped[part]
         chosen, dead = _choose(logits[places].float(), [rows[at] for at in places])
         tokens.update((places[at], token) for at, token in chosen.items())
-        problems.update((places[at], Problem(why, ProblemKind.IMPOSSIBLE)) for at, why in dead.items())
+        problems.update((places[at], RequestProblem(why, RequestProblemKind.IMPOSSIBLE)) for at, why in dead.items())
     scores = _scores(logits, rows, {at: token for at, token in tokens.items() if at not in problems})
     return [
         Sampled(problem=problems[at]) if at in problems else Sampled(token=tokens[at], score=scores.get(at))

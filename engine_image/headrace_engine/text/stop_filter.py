@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class _Stop:
+class _StopMatcher:
     """One stop string and how much of it the text so far ends with (Knuth, Morris and Pratt)."""
 
     __slots__ = ("_fallback", "matched", "text")
@@ -36,7 +36,7 @@ class StopFilter:
     """Passes text through up to the stop string that is complete first, holding back only what may begin one."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = [_Stop(stop) for stop in stops if stop]
+        self._stops = [_StopMatcher(stop) for stop in stops if stop]
         self._include = include
         self._held = ""
         self.stop: str | None = None  # the string that was met

@@ -23,7 +23,7 @@ from headrace_core.evidence.windows import WindowStats
 from headrace_local import binaries, cluster, helm
 from headrace_local.demo import client, manifests, report, watching
 from headrace_local.demo.manifests import NAMESPACE, RUN, SERVICE, Manifest
-from headrace_local.demo.stages import Stage, Stages, evidence_folder
+from headrace_local.demo.stages import DemoStage, Stages, evidence_folder
 from headrace_local.demo.story import Calibration, Story, engine_threads, tell
 from headrace_local.demo.waiting import condition, wait_for
 from headrace_local.errors import LocalError
@@ -57,7 +57,7 @@ class Demo:
 
 def run_demo(slot: Slot, *, keep: bool, console: Console) -> None:
     """Run all steps. Raises `LocalError` where a check does not hold; takes the cluster down unless `keep`."""
-    if cluster.status(slot).state is cluster.State.UP:
+    if cluster.status(slot).state is cluster.SlotState.UP:
         raise LocalError(
             f"A cluster is up in slot {slot.number} already.",
             why="The demo needs one of its own, so that what it shows is what it did.",
@@ -108,7 +108,7 @@ async def _with_cluster(slot: Slot, stages: Stages, console: Console, evidence: 
             await _compare(demo, stage, run, before)
 
 
-async def _calibrate(demo: Demo, stage: Stage, model: Path) -> Story:
+async def _calibrate(demo: Demo, stage: DemoStage, model: Path) -> Story:
     threads = engine_threads(len(os.sched_getaffinity(0)))
     measured = await client.calibrate(model, threads=threads)
     (demo.evidence / "calibration.json").write_text(json.dumps(measured, indent=2))
@@ -124,7 +124,7 @@ async def _calibrate(demo: Demo, stage: Stage, model: Path) -> Story:
     return story
 
 
-async def serve(demo: Demo, stage: Stage, story: Story, model: Path) -> str:
+async def serve(demo: Demo, stage: DemoStage, story: Story, model: Path) -> str:
     """Apply the InferenceService and wait for Ready=True; its address."""
     await demo.kube.apply(manifests.namespace(), field_manager=FIELD_MANAGER)
     body = manifests.inference_service(story, model)
@@ -148,7 +148,7 @@ async def _chat(demo: Demo, url: str) -> None:
     demo.console.print()
 
 
-async def _mixed_load(demo: Demo, stage: Stage, story: Story, url: str) -> None:
+async def _mixed_load(demo: Demo, stage: DemoStage, story: Story, url: str) -> None:
     start = time.time()  # noqa: TID251 - Prometheus speaks Unix time
     summary = await client.mixed_load(url, story, seed=1)
     end = time.time()  # noqa: TID251
@@ -186,7 +186,7 @@ def _identity(pod: Object) -> tuple[str, str, int]:
     return pod["metadata"]["uid"], container["state"]["running"]["startedAt"], container["restartCount"]
 
 
-async def _tune(demo: Demo, stage: Stage, story: Story) -> Object:
+async def _tune(demo: Demo, stage: DemoStage, story: Story) -> Object:
     body = manifests.tuning_run(story)
     stage.say(f"kubectl apply -f {demo.apply_to_disk('tuningrun', body)}; kubectl -n {NAMESPACE} get tunerun -w shows:")
     await demo.kube.apply(body, field_manager=FIELD_MANAGER)
@@ -203,7 +203,7 @@ async def _tune(demo: Demo, stage: Stage, story: Story) -> Object:
     return run
 
 
-async def _compare(demo: Demo, stage: Stage, run: Object, before: dict[str, tuple[str, str, int]]) -> None:
+async def _compare(demo: Demo, stage: DemoStage, run: Object, before: dict[str, tuple[str, str, int]]) -> None:
     rollout = run["status"].get("rollout") or {}
     old = run["status"]["baseline"]["knobs"]
     new = run["status"]["proposal"]["knobs"]

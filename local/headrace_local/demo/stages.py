@@ -16,7 +16,7 @@ from headrace_local.progress import elapsed_text
 
 
 @dataclass(slots=True)
-class Stage:
+class DemoStage:
     """One running step. `say` adds a fact, `check` holds it to its promise."""
 
     title: str
@@ -42,12 +42,12 @@ class Stages:
     times: list[tuple[str, float]] = field(default_factory=list)
 
     @contextmanager
-    def stage(self, title: str) -> Iterator[Stage]:
+    def stage(self, title: str) -> Iterator[DemoStage]:
         """Run one step; its time is kept for the summary."""
         number = len(self.times) + 1
         self.console.print(f"\n[bold cyan][{number}/{self.total}][/bold cyan] [bold]{escape(title)}[/bold]")
         started = time.monotonic()
-        yield Stage(title, self.console)
+        yield DemoStage(title, self.console)
         seconds = time.monotonic() - started
         self.times.append((title, seconds))
         self.console.print(f"    [dim]took {elapsed_text(seconds)}[/dim]", highlight=False)

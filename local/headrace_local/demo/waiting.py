@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from headrace_client.kube import EventType, Kube
-from headrace_client.resources import Resource
+from headrace_client.kube import Kube
+from headrace_client.resources import ApiResource
+from headrace_client.watching import EventType
 from headrace_local.errors import LocalError
 
 Found = TypeVar("Found")
@@ -17,7 +18,7 @@ Object = Mapping[str, Any]
 
 async def wait_for(
     kube: Kube,
-    resource: Resource,
+    resource: ApiResource,
     name: str,
     namespace: str,
     judge: Callable[[Object], Found | None],
@@ -41,7 +42,7 @@ async def wait_for(
     raise AssertionError("unreachable: a watch does not end by itself")
 
 
-async def _objects(kube: Kube, resource: Resource, name: str, namespace: str) -> Any:
+async def _objects(kube: Kube, resource: ApiResource, name: str, namespace: str) -> Any:
     events = kube.watch(resource, namespace, field_selector=f"metadata.name={name}")
     async with aclosing(events):
         async for event in events:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace_local.demo.stages import Stage
+from headrace_local.demo.stages import DemoStage
 from headrace_local.errors import LocalError
 
 _DONE = ("Completed", "Failed")
@@ -15,7 +15,7 @@ _MARKS = {"Complete": "[green]•[/green]", "Infeasible": "[yellow]-[/yellow]"}
 class Teller:
     """Remembers what it has told, so that each event adds only what is new."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: DemoStage) -> None:
         self._stage = stage
         self._phase = ""
         self._trials: set[int] = set()

@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from headrace_local.runtime import spec
-from headrace_local.runtime.errors import CriError, NotFoundError, RefusedError, WrongStateError
+from headrace_local.runtime.errors import CriError, CriRefusedError, NotFoundError, WrongStateError
 from headrace_local.runtime.fileview import Machine, plan_view
 from headrace_local.runtime.images import ImagePolicy
 from headrace_local.runtime.launch import Launchers, run_inside
 from headrace_local.runtime.plans import CommandPlan, LaunchPlan
-from headrace_local.runtime.records import ContainerRecord, MountRecord, Records, SandboxRecord
-from headrace_local.runtime.states import Phase, State, note_unseen_exit, read_state
+from headrace_local.runtime.records import (
+    ContainerRecord,
+    ContainerRecords,
+    MountRecord,
+    SandboxRecord,
+)
+from headrace_local.runtime.states import (
+    ContainerPhase,
+    ContainerState,
+    note_unseen_exit,
+    read_state,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +36,7 @@ _KILL_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class NodeSetting:
     """What all containers of this node have in common: the machine they see, the images, the images' variables."""
 
     machine: Machine
@@ -37,7 +47,7 @@ class Setting:
 class Containers:
     """The containers of one node."""
 
-    def __init__(self, records: Records, setting: Setting) -> None:
+    def __init__(self, records: ContainerRecords, setting: NodeSetting) -> None:
         self._records = records
         self._setting = setting
         self._launchers = Launchers()
@@ -51,12 +61,12 @@ class Containers:
             raise NotFoundError(f"container {container_id} does not exist")
         return record
 
-    def state(self, container_id: str) -> State:
+    def state(self, container_id: str) -> ContainerState:
         """In what state the container is now; NotFoundError."""
         self._launchers.reap()
         return read_state(self._records.folder(self.get(container_id).id))
 
-    def everything(self) -> list[tuple[ContainerRecord, State]]:
+    def everything(self) -> list[tuple[ContainerRecord, ContainerState]]:
         """Every container with its state."""
         self._launchers.reap()
         return [(record, read_state(self._records.folder(record.id))) for record in self._records.containers()]
@@ -92,7 +102,7 @@ class Containers:
     def start(self, container_id: str) -> None:
         """Start a created container; CriError with the reason if its command cannot be run."""
         record = self.get(container_id)
-        if self.state(container_id).phase is not Phase.CREATED:
+        if self.state(container_id).phase is not ContainerPhase.CREATED:
             raise WrongStateError(f"container {container_id} was started before")
         self._launchers.start(self._records.folder(container_id))
         log.info("container %s of %s started", record.name, record.sandbox[:12])
@@ -104,7 +114,12 @@ class Containers:
             return
         folder = self._records.folder(container_id)
         state = read_state(folder)
-        if state.phase is Phase.RUNNING and grace > 0 and state.init is not None and state.supervisor is not None:
+        if (
+            state.phase is ContainerPhase.RUNNING
+            and grace > 0
+            and state.init is not None
+            and state.supervisor is not None
+        ):
             state.init.signal(record.stop_signal)
             if state.supervisor.wait(grace):
                 return
@@ -121,10 +136,10 @@ class Containers:
     def execute(self, container_id: str, command: list[str], timeout: float | None) -> tuple[int, bytes, bytes]:
         """Run a command beside the container's own, as the same user: exit code, stdout, stderr."""
         state = self.state(container_id)
-        if state.phase is not Phase.RUNNING or state.init is None:
+        if state.phase is not ContainerPhase.RUNNING or state.init is None:
             raise WrongStateError(f"container {container_id} is not running")
         if not command:
-            raise RefusedError("there is no command to be run")
+            raise CriRefusedError("there is no command to be run")
         own = self._records.launch_plan(container_id)["command"]
         plan: CommandPlan = {**own, "argv": command}
         return run_inside({"pid": state.init.pid, "start": state.init.start, "command": plan}, timeout)
@@ -132,7 +147,7 @@ class Containers:
     def reopen_log(self, container_id: str) -> None:
         """Go on in a new log file at the container's log path, after the kubelet moved the old one."""
         record, state = self.get(container_id), self.state(container_id)
-        if state.phase is not Phase.RUNNING or state.supervisor is None:
+        if state.phase is not ContainerPhase.RUNNING or state.supervisor is None:
             raise WrongStateError(f"container {container_id} is not running")
         state.supervisor.signal(signal.SIGUSR1)
         deadline = time.monotonic() + 5
@@ -185,7 +200,7 @@ class Containers:
 def kill(folder: Path) -> None:
     """Kill whatever runs in the container of this folder, and see its end noted; CriError if it does not end."""
     state = read_state(folder)
-    if state.phase is not Phase.RUNNING or state.supervisor is None:
+    if state.phase is not ContainerPhase.RUNNING or state.supervisor is None:
         return
     # The first process's end is the end of its whole process namespace; without one yet, end the launcher itself.
     if state.init is None or not state.init.signal(signal.SIGKILL):

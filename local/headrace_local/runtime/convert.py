@@ -7,14 +7,14 @@ from typing import Any
 
 from headrace_local.cri import runtime_pb2 as pb
 from headrace_local.runtime.images import Image
-from headrace_local.runtime.processes import Usage
+from headrace_local.runtime.processes import ResourceUsage
 from headrace_local.runtime.records import ContainerRecord, SandboxRecord
-from headrace_local.runtime.states import Phase, State
+from headrace_local.runtime.states import ContainerPhase, ContainerState
 
 _STATE = {
-    Phase.CREATED: pb.CONTAINER_CREATED,
-    Phase.RUNNING: pb.CONTAINER_RUNNING,
-    Phase.EXITED: pb.CONTAINER_EXITED,
+    ContainerPhase.CREATED: pb.CONTAINER_CREATED,
+    ContainerPhase.RUNNING: pb.CONTAINER_RUNNING,
+    ContainerPhase.EXITED: pb.CONTAINER_EXITED,
 }
 
 
@@ -45,7 +45,7 @@ def sandbox_status(record: SandboxRecord) -> Any:
     )
 
 
-def container_item(record: ContainerRecord, state: State) -> Any:
+def container_item(record: ContainerRecord, state: ContainerState) -> Any:
     """A container as ListContainers shows it."""
     return pb.Container(
         id=record.id,
@@ -61,7 +61,7 @@ def container_item(record: ContainerRecord, state: State) -> Any:
     )
 
 
-def container_status(record: ContainerRecord, state: State) -> Any:
+def container_status(record: ContainerRecord, state: ContainerState) -> Any:
     """A container as ContainerStatus shows it."""
     status = pb.ContainerStatus(
         id=record.id,
@@ -96,7 +96,7 @@ def container_status(record: ContainerRecord, state: State) -> Any:
     return status
 
 
-def container_stats(record: ContainerRecord, usage: Usage, now: int) -> Any:
+def container_stats(record: ContainerRecord, usage: ResourceUsage, now: int) -> Any:
     """A container's use of CPU and memory; the writable layer lies in memory and is not counted."""
     return pb.ContainerStats(
         attributes=pb.ContainerAttributes(
@@ -110,7 +110,7 @@ def container_stats(record: ContainerRecord, usage: Usage, now: int) -> Any:
     )
 
 
-def sandbox_stats(record: SandboxRecord, containers: list[Any], usage: Usage, now: int) -> Any:
+def sandbox_stats(record: SandboxRecord, containers: list[Any], usage: ResourceUsage, now: int) -> Any:
     """A pod's use: its containers' together."""
     return pb.PodSandboxStats(
         attributes=pb.PodSandboxAttributes(
@@ -146,7 +146,7 @@ def labels_match(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool
     return all(labels.get(key) == value for key, value in selector.items())
 
 
-def phase_number(phase: Phase) -> int:
+def phase_number(phase: ContainerPhase) -> int:
     """The CRI number of a phase."""
     return int(_STATE[phase])
 
@@ -159,10 +159,10 @@ def _sandbox_state(record: SandboxRecord) -> Any:
     return pb.SANDBOX_READY if record.ready else pb.SANDBOX_NOTREADY
 
 
-def _cpu(usage: Usage, now: int) -> Any:
+def _cpu(usage: ResourceUsage, now: int) -> Any:
     return pb.CpuUsage(timestamp=now, usage_core_nano_seconds=pb.UInt64Value(value=usage.cpu_nanoseconds))
 
 
-def _memory(usage: Usage, now: int) -> Any:
+def _memory(usage: ResourceUsage, now: int) -> Any:
     rss = pb.UInt64Value(value=usage.rss_bytes)
     return pb.MemoryUsage(timestamp=now, working_set_bytes=rss, rss_bytes=rss, usage_bytes=rss)

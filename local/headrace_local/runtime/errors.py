@@ -11,7 +11,7 @@ class NotFoundError(CriError):
     """There is no such sandbox, container or image."""
 
 
-class RefusedError(CriError):
+class CriRefusedError(CriError):
     """The request asks for something that this runtime does not do, or contradicts itself."""
 
 

@@ -68,15 +68,15 @@ class ProcessId:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ResourceUsage:
     """What processes use together. Memory that processes share is counted once for each."""
 
     cpu_nanoseconds: int = 0
     rss_bytes: int = 0
     processes: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
+    def __add__(self, other: ResourceUsage) -> ResourceUsage:
+        return ResourceUsage(
             self.cpu_nanoseconds + other.cpu_nanoseconds,
             self.rss_bytes + other.rss_bytes,
             self.processes + other.processes,
@@ -96,22 +96,22 @@ def process_namespace(pid: int) -> str:
         raise ProcessLookupError(3, "no such process", str(pid)) from None
 
 
-def usage_by_namespace() -> dict[str, Usage]:
+def usage_by_namespace() -> dict[str, ResourceUsage]:
     """What the processes of this machine use now, by `process_namespace`."""
-    totals: dict[str, Usage] = {}
+    totals: dict[str, ResourceUsage] = {}
     for entry in _PROC.iterdir():
         if not entry.name.isdecimal():
             continue
         try:
             namespace = process_namespace(int(entry.name))
-            totals[namespace] = totals.get(namespace, Usage()) + _usage(entry)
+            totals[namespace] = totals.get(namespace, ResourceUsage()) + _usage(entry)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it ended while we looked, or is somebody else's
     return totals
 
 
-def _usage(entry: Path) -> Usage:
+def _usage(entry: Path) -> ResourceUsage:
     stat = (entry / "stat").read_bytes()
     fields = stat[stat.rindex(b")") + 2 :].split()
     ticks = sum(int(value) for value in fields[11:15])  # its own and its waited-for children's, user and system
-    return Usage(ticks * 1_000_000_000 // _TICKS_PER_SECOND, int(fields[21]) * _PAGE, 1)
+    return ResourceUsage(ticks * 1_000_000_000 // _TICKS_PER_SECOND, int(fields[21]) * _PAGE, 1)

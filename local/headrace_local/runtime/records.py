@@ -88,7 +88,7 @@ class ContainerRecord:
         return cls(**{**content, "mounts": mounts, "groups": tuple(content["groups"])})
 
 
-class Records:
+class ContainerRecords:
     """The records of one slot, in memory and on disk. Every method may be called from any thread."""
 
     def __init__(self, folder: Path) -> None:

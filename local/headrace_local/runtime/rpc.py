@@ -15,13 +15,19 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory  # type: ignore[import-untyped]  # stubs are a package of their own
 
-from headrace_local.runtime.errors import CriError, NotFoundError, RefusedError, TimedOutError, WrongStateError
+from headrace_local.runtime.errors import (
+    CriError,
+    CriRefusedError,
+    NotFoundError,
+    TimedOutError,
+    WrongStateError,
+)
 
 log = logging.getLogger(__name__)
 
 _CODES: dict[type[CriError], grpc.StatusCode] = {
     NotFoundError: grpc.StatusCode.NOT_FOUND,
-    RefusedError: grpc.StatusCode.INVALID_ARGUMENT,
+    CriRefusedError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
     TimedOutError: grpc.StatusCode.DEADLINE_EXCEEDED,
 }

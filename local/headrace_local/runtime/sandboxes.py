@@ -11,9 +11,9 @@ from typing import Any
 
 from headrace_local.layout import Slot
 from headrace_local.runtime.addresses import next_address
-from headrace_local.runtime.errors import NotFoundError, RefusedError
+from headrace_local.runtime.errors import CriRefusedError, NotFoundError
 from headrace_local.runtime.processes import boot_id
-from headrace_local.runtime.records import Records, SandboxRecord
+from headrace_local.runtime.records import ContainerRecords, SandboxRecord
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Sandboxes:
     def __init__(
         self,
         slot: Slot,
-        records: Records,
+        records: ContainerRecords,
         *,
         end_container: Callable[[str], None],
         remove_container: Callable[[str], None],
@@ -104,8 +104,8 @@ class Sandboxes:
 def _check(options: Any, runtime_handler: str) -> None:
     """Refuse what would silently be something else here."""
     if runtime_handler:
-        raise RefusedError(f'the embedded cluster has no runtime class handler "{runtime_handler}"')
+        raise CriRefusedError(f'the embedded cluster has no runtime class handler "{runtime_handler}"')
     if options.HasField("userns_options") and options.userns_options.mode == _POD:
-        raise RefusedError("the embedded cluster has no user namespaces for pods (hostUsers: false)")
+        raise CriRefusedError("the embedded cluster has no user namespaces for pods (hostUsers: false)")
     if options.pid in {_POD, _NODE} and options.ByteSize():
         log.warning("shared process namespaces are not supported: each container keeps its own")

@@ -14,9 +14,9 @@ import grpc
 from headrace_local.cri import runtime_pb2 as pb
 from headrace_local.layout import Slot
 from headrace_local.runtime import machine, rpc, spec
-from headrace_local.runtime.containers import Containers, Setting
+from headrace_local.runtime.containers import Containers, NodeSetting
 from headrace_local.runtime.images import ImagePolicy
-from headrace_local.runtime.records import Records
+from headrace_local.runtime.records import ContainerRecords
 from headrace_local.runtime.sandboxes import Sandboxes
 from headrace_local.runtime.service import ImageHandler, RuntimeHandler
 
@@ -39,10 +39,10 @@ def make_server(slot: Slot, extra_images: Collection[str] = ()) -> Any:
         )
     if facts.mapped_root:
         log.warning("root of a user namespace: other users do not exist here, so runAsUser is not honoured")
-    records = Records(slot.runtime_dir)
+    records = ContainerRecords(slot.runtime_dir)
     images = ImagePolicy(frozenset(extra_images))
     image_env = spec.image_environment(sys.prefix, str(slot.cache_dir))
-    containers = Containers(records, Setting(facts, images, image_env))
+    containers = Containers(records, NodeSetting(facts, images, image_env))
     sandboxes = Sandboxes(
         slot,
         records,

@@ -14,10 +14,10 @@ from headrace_local.runtime import convert
 from headrace_local.runtime.containers import Containers
 from headrace_local.runtime.errors import NotFoundError
 from headrace_local.runtime.images import Image, ImagePolicy
-from headrace_local.runtime.processes import Usage, process_namespace, usage_by_namespace
-from headrace_local.runtime.records import ContainerRecord, Records
+from headrace_local.runtime.processes import ResourceUsage, process_namespace, usage_by_namespace
+from headrace_local.runtime.records import ContainerRecord, ContainerRecords
 from headrace_local.runtime.sandboxes import Sandboxes
-from headrace_local.runtime.states import Phase, State
+from headrace_local.runtime.states import ContainerPhase, ContainerState
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class RuntimeHandler:
         "reach pods by their address, which this machine's shell can, or use another cluster (--context)"
     )
 
-    def __init__(self, records: Records, sandboxes: Sandboxes, containers: Containers) -> None:
+    def __init__(self, records: ContainerRecords, sandboxes: Sandboxes, containers: Containers) -> None:
         self._records = records
         self._sandboxes = sandboxes
         self._containers = containers
@@ -169,9 +169,11 @@ class RuntimeHandler:
         """What the pods use that the filter lets through."""
         return pb.ListPodSandboxStatsResponse(stats=self._sandbox_stats(request.filter))
 
-    def _usages(self) -> list[tuple[ContainerRecord, Usage]]:
+    def _usages(self) -> list[tuple[ContainerRecord, ResourceUsage]]:
         by_namespace = usage_by_namespace()
-        running = [(record, state) for record, state in self._containers.everything() if state.phase is Phase.RUNNING]
+        running = [
+            (record, state) for record, state in self._containers.everything() if state.phase is ContainerPhase.RUNNING
+        ]
         return [(record, _usage_of(state, by_namespace)) for record, state in running]
 
     def _sandbox_stats(self, wanted: Any) -> list[Any]:
@@ -180,7 +182,7 @@ class RuntimeHandler:
             if wanted.id in ("", sandbox.id) and convert.labels_match(wanted.label_selector, sandbox.labels):
                 own = [(record, usage) for record, usage in usages if record.sandbox == sandbox.id]
                 containers = [convert.container_stats(record, usage, now) for record, usage in own]
-                total = sum((usage for _, usage in own), Usage())
+                total = sum((usage for _, usage in own), ResourceUsage())
                 stats.append(convert.sandbox_stats(sandbox, containers, total, now))
         return stats
 
@@ -190,7 +192,7 @@ class ImageHandler:
 
     unimplemented = "the embedded cluster has no image store"
 
-    def __init__(self, slot: Slot, policy: ImagePolicy, records: Records) -> None:
+    def __init__(self, slot: Slot, policy: ImagePolicy, records: ContainerRecords) -> None:
         self._folder = slot.runtime_dir
         self._policy = policy
         self._records = records
@@ -258,13 +260,13 @@ def _container_passes(wanted: Any, item: Any) -> bool:
     )
 
 
-def _usage_of(state: State, by_namespace: dict[str, Usage]) -> Usage:
-    if state.phase is not Phase.RUNNING or state.init is None or not state.init.alive:
-        return Usage()
+def _usage_of(state: ContainerState, by_namespace: dict[str, ResourceUsage]) -> ResourceUsage:
+    if state.phase is not ContainerPhase.RUNNING or state.init is None or not state.init.alive:
+        return ResourceUsage()
     try:
-        return by_namespace.get(process_namespace(state.init.pid), Usage())
+        return by_namespace.get(process_namespace(state.init.pid), ResourceUsage())
     except ProcessLookupError:
-        return Usage()
+        return ResourceUsage()
 
 
 def _mount_point(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace_local.runtime.errors import RefusedError
+from headrace_local.runtime.errors import CriRefusedError
 from headrace_local.runtime.fileview import ViewRequest
 from headrace_local.runtime.images import Image
 from headrace_local.runtime.records import MountRecord
@@ -43,7 +43,7 @@ def command_line(config: Any) -> list[str]:
     """The command and its arguments; RefusedError if there is none, because our images have no entry point."""
     line = [*config.command, *config.args]
     if not line:
-        raise RefusedError(
+        raise CriRefusedError(
             f'container "{config.metadata.name}" names no command: on the embedded cluster the image is this machine, '
             "which has no entry point; set `command` in the pod"
         )
@@ -91,14 +91,14 @@ def capabilities(security: Any) -> list[int]:
     dropped = _names(security.capabilities.drop_capabilities)
     kept = set(_NUMBER) if "ALL" in added else set() if "ALL" in dropped else set(_DEFAULT)
     if unknown := (added | dropped) - set(_NUMBER) - {"ALL"}:
-        raise RefusedError(f"unknown capabilities: {', '.join(sorted(unknown))}")
+        raise CriRefusedError(f"unknown capabilities: {', '.join(sorted(unknown))}")
     return sorted(_NUMBER[name] for name in (kept - dropped) | (added - {"ALL"}))
 
 
 def mount_records(config: Any) -> tuple[MountRecord, ...]:
     """The pod's mounts; RefusedError for image volumes."""
     if images := [mount.container_path for mount in config.mounts if mount.image.image]:
-        raise RefusedError(f"image volumes are not supported by the embedded cluster: {', '.join(images)}")
+        raise CriRefusedError(f"image volumes are not supported by the embedded cluster: {', '.join(images)}")
     return tuple(
         MountRecord(mount.container_path, mount.host_path, mount.readonly, mount.recursive_read_only)
         for mount in config.mounts
@@ -133,7 +133,7 @@ def _by_name(name: str, passwd: str) -> tuple[int, int]:
         fields = line.split(":")
         if fields[0] == name:
             return int(fields[2]), int(fields[3])
-    raise RefusedError(f'user "{name}" is not in /etc/passwd of this machine; use runAsUser with a number')
+    raise CriRefusedError(f'user "{name}" is not in /etc/passwd of this machine; use runAsUser with a number')
 
 
 def _names(given: Iterable[str]) -> set[str]:

@@ -16,7 +16,7 @@ from headrace_local.runtime.processes import ProcessId, boot_id
 UNSEEN_EXIT = 137
 
 
-class Phase(enum.Enum):
+class ContainerPhase(enum.Enum):
     """The states that CRI knows."""
 
     CREATED = "created"
@@ -25,7 +25,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ContainerExit:
     """How a container ended; `finished_at` in nanoseconds."""
 
     exit_code: int
@@ -35,40 +35,40 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ContainerState:
     """A container's state now. `init` is its first process, `supervisor` its launcher."""
 
-    phase: Phase
+    phase: ContainerPhase
     started_at: int = 0
     init: ProcessId | None = None
     supervisor: ProcessId | None = None
-    exit: Exit | None = None
+    exit: ContainerExit | None = None
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> ContainerState:
     """The state of the container in this folder; notes the end of one whose launcher is gone without a word."""
     found = _read(folder / "state.json")
     if found is None:
-        return State(Phase.CREATED)
+        return ContainerState(ContainerPhase.CREATED)
     started_at, init, supervisor = found["started_at"], ProcessId(*found["init"]), ProcessId(*found["supervisor"])
     if (ended := read_exit(folder)) is not None:
-        return State(Phase.EXITED, started_at, init, supervisor, ended)
+        return ContainerState(ContainerPhase.EXITED, started_at, init, supervisor, ended)
     if found["boot"] == boot_id() and supervisor.alive:
-        return State(Phase.RUNNING, started_at, init, supervisor)
+        return ContainerState(ContainerPhase.RUNNING, started_at, init, supervisor)
     # Look again: the launcher may have written how it ended just before it went.
     ended = read_exit(folder) or note_unseen_exit(folder, "its launcher ended without a word, or the machine restarted")
-    return State(Phase.EXITED, started_at, init, supervisor, ended)
+    return ContainerState(ContainerPhase.EXITED, started_at, init, supervisor, ended)
 
 
-def read_exit(folder: Path) -> Exit | None:
+def read_exit(folder: Path) -> ContainerExit | None:
     """How the container ended, or None if nobody noted an end."""
     found = _read(folder / "exit.json")
-    return None if found is None else Exit(**found)
+    return None if found is None else ContainerExit(**found)
 
 
-def note_unseen_exit(folder: Path, message: str) -> Exit:
+def note_unseen_exit(folder: Path, message: str) -> ContainerExit:
     """Write down an end that the launcher could not."""
-    ended = Exit(UNSEEN_EXIT, "Error", message, time.time_ns())
+    ended = ContainerExit(UNSEEN_EXIT, "Error", message, time.time_ns())
     content = {name: getattr(ended, name) for name in ("exit_code", "reason", "message", "finished_at")}
     write_json(str(folder / "exit.json"), content)
     return ended

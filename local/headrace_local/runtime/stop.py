@@ -7,8 +7,8 @@ import time
 
 from headrace_local.layout import Slot
 from headrace_local.runtime.containers import kill
-from headrace_local.runtime.records import Records
-from headrace_local.runtime.states import Phase, read_state
+from headrace_local.runtime.records import ContainerRecords
+from headrace_local.runtime.states import ContainerPhase, read_state
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +20,9 @@ def stop_all(slot: Slot, grace: float = 5.0) -> int:
     """
     if not slot.runtime_dir.exists():
         return 0
-    records = Records(slot.runtime_dir)
+    records = ContainerRecords(slot.runtime_dir)
     states = [(record, read_state(records.folder(record.id))) for record in records.containers()]
-    running = [(record, state) for record, state in states if state.phase is Phase.RUNNING]
+    running = [(record, state) for record, state in states if state.phase is ContainerPhase.RUNNING]
     for record, state in running:
         if state.init is not None:
             state.init.signal(record.stop_signal)

@@ -12,7 +12,7 @@ from headrace_client.errors import Conflict, KubeError
 from headrace_client.resources import resource_of
 from headrace_operator.cluster.hashing import digest
 from headrace_operator.cluster.plan import BLIND_KINDS, Ref, make_plan, ref_of, same_owner, stamped
-from headrace_operator.protocols import KubePort, View
+from headrace_operator.protocols import Cache, KubeApi
 
 LOG = logging.getLogger(__name__)
 Body = Mapping[str, Any]
@@ -31,7 +31,7 @@ class Written:
 class Writer:
     """Applies desired objects. One per operator."""
 
-    def __init__(self, kube: KubePort, view: View, *, clock: Callable[[], float]) -> None:
+    def __init__(self, kube: KubeApi, view: Cache, *, clock: Callable[[], float]) -> None:
         self._kube = kube
         self._view = view
         self._clock = clock

@@ -11,7 +11,7 @@ from headrace_api.names import OPERATOR_MANAGER
 from headrace_api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType
 from headrace_client.errors import Conflict, KubeError
 from headrace_operator.cluster.hashing import digest
-from headrace_operator.protocols import KubePort
+from headrace_operator.protocols import KubeApi
 
 LOG = logging.getLogger(__name__)
 MAX_MESSAGE = 1000  # the API server refuses more than 1024
@@ -20,7 +20,7 @@ MAX_MESSAGE = 1000  # the API server refuses more than 1024
 class EventPoster:
     """Posts one event for each condition that changed. A failure is logged and never stops a reconcile."""
 
-    def __init__(self, kube: KubePort, clock: Callable[[], datetime]) -> None:
+    def __init__(self, kube: KubeApi, clock: Callable[[], datetime]) -> None:
         self._kube = kube
         self._clock = clock
 

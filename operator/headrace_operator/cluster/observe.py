@@ -13,7 +13,7 @@ Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class LastExit:
     """How a container ended the last time."""
 
     code: int
@@ -38,7 +38,7 @@ class PodView:
     running: bool = False
     waiting: str = ""  # reason for which the container waits
     waiting_message: str = ""
-    exited: Exit | None = None
+    exited: LastExit | None = None
     unschedulable: str = ""  # the scheduler's words
 
     @property
@@ -168,11 +168,11 @@ def _is_true(condition: Raw | None) -> bool:
     return condition is not None and condition.get("status") == "True"
 
 
-def _exit(state: Raw) -> Exit | None:
+def _exit(state: Raw) -> LastExit | None:
     ended = state.get("terminated")
     if not ended:
         return None
-    return Exit(
+    return LastExit(
         code=int(ended.get("exitCode") or 0),
         reason=ended.get("reason") or "",
         message=(ended.get("message") or "").strip(),

@@ -19,7 +19,7 @@ CREATE_ONLY_KINDS = frozenset({"Job"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ApplyPlan:
     """`apply` in order, `why` one line each; `conflicts` are names that belong to somebody else."""
 
     apply: tuple[dict[str, Any], ...] = ()
@@ -44,7 +44,7 @@ def stamped(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "metadata": {**metadata, "annotations": annotations}}
 
 
-def make_plan(desired: Iterable[Mapping[str, Any]], observed: Mapping[Ref, Mapping[str, Any]]) -> Plan:
+def make_plan(desired: Iterable[Mapping[str, Any]], observed: Mapping[Ref, Mapping[str, Any]]) -> ApplyPlan:
     """What to apply so that `observed` becomes `desired`. Objects that nobody asked for are not touched."""
     apply, why, conflicts = [], [], []
     for body in desired:
@@ -56,7 +56,7 @@ def make_plan(desired: Iterable[Mapping[str, Any]], observed: Mapping[Ref, Mappi
         if reason:
             apply.append(stamped(body))
             why.append("{} {}: {}".format(*ref_of(body), reason))
-    return Plan(apply=tuple(apply), why=tuple(why), conflicts=tuple(conflicts))
+    return ApplyPlan(apply=tuple(apply), why=tuple(why), conflicts=tuple(conflicts))
 
 
 def same_owner(body: Mapping[str, Any], there: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import aiohttp
 
 from headrace_client.engine import EngineAdmin, EngineState, Keep, SloValues, admin_url
-from headrace_client.errors import EngineError, EngineUnavailable
+from headrace_client.errors import EngineCallError, EngineUnavailable
 from headrace_core.knobs.table import KnobValue
 
 ADMIN_SECONDS = 5.0
@@ -40,7 +40,7 @@ class Engines:
             async with self._session.post(f"{url}/v1/completions", json=body, timeout=timeout) as answer:
                 text = await answer.text()
                 if answer.status != 200:
-                    raise EngineError(f"POST {url}/v1/completions: HTTP {answer.status}: {text[:200]}")
+                    raise EngineCallError(f"POST {url}/v1/completions: HTTP {answer.status}: {text[:200]}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
             raise EngineUnavailable(f"POST {url}/v1/completions: no answer: {why}") from error

@@ -16,30 +16,30 @@ from headrace_core.evidence.windows import WindowStats
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WindowMeasured:
     """The window was read."""
 
     stats: WindowStats
 
 
 @dataclass(frozen=True, slots=True)
-class NotYet:
+class WindowPending:
     """A scrape at or after the window's end is still to come."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Void:
+class WindowVoid:
     """The window can never be read."""
 
     why: str
 
 
-Reading = Measured | NotYet | Void
+WindowReading = WindowMeasured | WindowPending | WindowVoid
 
 
-class Outcome(StrEnum):
+class JudgedOutcome(StrEnum):
     """What two windows say."""
 
     BETTER = "better"
@@ -51,7 +51,7 @@ class Outcome(StrEnum):
 class Judgement:
     """The outcome, and the numbers behind it in a sentence."""
 
-    outcome: Outcome
+    outcome: JudgedOutcome
     message: str
 
 
@@ -64,7 +64,7 @@ def judge(before: WindowStats, after: WindowStats, *, min_requests: int, confide
     ]
     if few:
         message = f"too few requests to decide (need {min_requests}): {', '.join(few)}"
-        return Judgement(Outcome.INCONCLUSIVE, message)
+        return Judgement(JudgedOutcome.INCONCLUSIVE, message)
     share = difference((before.good, before.requests), (after.good, after.requests), confidence=confidence)
     ratio = rate_ratio(before, after, confidence=confidence)
     message = (
@@ -73,8 +73,8 @@ def judge(before: WindowStats, after: WindowStats, *, min_requests: int, confide
     )
     worse = share.high < 0 or ratio.high < 1
     if (share.low > 0 or ratio.low > 1) and not worse:
-        return Judgement(Outcome.BETTER, message)
-    return Judgement(Outcome.NOT_BETTER, message)
+        return Judgement(JudgedOutcome.BETTER, message)
+    return Judgement(JudgedOutcome.NOT_BETTER, message)
 
 
 def rate_ratio(before: WindowStats, after: WindowStats, *, confidence: float) -> Interval:

@@ -20,15 +20,15 @@ from headrace_core.evidence.windows import WindowStats
 from headrace_core.knobs.table import KnobValue
 from headrace_operator.protocols import WindowQuery
 from headrace_operator.rollout.analysis import (
+    JudgedOutcome,
     Judgement,
-    Measured,
-    Outcome,
-    Reading,
-    Void,
+    WindowMeasured,
+    WindowReading,
+    WindowVoid,
     judge,
     measures,
 )
-from headrace_operator.rollout.revisions import TunedRecord, TunedState
+from headrace_operator.rollout.revisions import ActiveRevision, RevisionState
 
 APPLY_SECONDS = 60.0  # for the engines to take the proposal
 EXTENSIONS = 5  # windows' lengths that a measurement may be extended by, while requests are too few
@@ -48,7 +48,7 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class ProposedChange:
     """What is proposed by whom."""
 
     run: str
@@ -59,18 +59,18 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class RolloutScene:
     """All that a step looks at."""
 
     now: datetime
     namespace: str
-    proposal: Proposal
+    proposal: ProposedChange
     spec: TuningRunSpec
     min_requests: int
     pods: Mapping[str, PodFacts]  # ready engines that answered just now, by uid
     present: frozenset[str]  # uids of the stable pods that are there; under load one may not answer for a moment
-    tuned: TunedRecord | None
-    reading: Reading | None = None
+    tuned: ActiveRevision | None
+    reading: WindowReading | None = None
     waiting: float | None = None  # requests in the engines' queues; None: not known
     service_problem: str = ""  # why the service's engines are not ready, if they are not
 
@@ -81,15 +81,15 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RolloutStep:
     """What follows: first `tuned` is written if `write`, then the status."""
 
     status: RolloutStatus
     write: bool = False
-    tuned: TunedRecord | None = None
+    tuned: ActiveRevision | None = None
 
 
-def begin(scene: Scene) -> RolloutStatus:
+def begin(scene: RolloutScene) -> RolloutStatus:
     """First phase."""
     pods = sorted(scene.pods.values(), key=lambda pod: pod.name)
     return RolloutStatus(
@@ -104,7 +104,7 @@ def begin(scene: Scene) -> RolloutStatus:
     )
 
 
-def window(status: RolloutStatus, scene: Scene) -> WindowQuery | None:
+def window(status: RolloutStatus, scene: RolloutScene) -> WindowQuery | None:
     """The window whose reading the next step needs, or None."""
     if status.phase not in (RolloutPhase.MEASURING_BEFORE, RolloutPhase.MEASURING_AFTER):
         return None
@@ -127,7 +127,7 @@ def settle_seconds(spec: TuningRunSpec) -> float:
     return max(spec.workload.warmup_seconds, spec.workload.duration_seconds / 2)
 
 
-def step(status: RolloutStatus, scene: Scene) -> Step:
+def step(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
     """One step. Nothing is lost if its status is never written: the next pass takes it again."""
     if status.phase is RolloutPhase.MEASURING_BEFORE:
         return _measuring_before(status, scene)
@@ -135,39 +135,41 @@ def step(status: RolloutStatus, scene: Scene) -> Step:
         return _applying(status, scene)
     if status.phase is RolloutPhase.MEASURING_AFTER:
         return _measuring_after(status, scene)
-    return Step(status=status)
+    return RolloutStep(status=status)
 
 
-def _measuring_before(status: RolloutStatus, scene: Scene) -> Step:
+def _measuring_before(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
     problem = _disturbance(status, scene, [pod.from_generation for pod in status.pods])
     stats, why = (None, problem) if problem else _read(status, scene)
     if why:
-        return Step(status=_to(status, RolloutPhase.FAILED, scene, f"Inconclusive: {why}. Nothing was changed"))
+        return RolloutStep(status=_to(status, RolloutPhase.FAILED, scene, f"Inconclusive: {why}. Nothing was changed"))
     if stats is None:
-        return Step(status=status)
+        return RolloutStep(status=status)
     measured = status.model_copy(update={"before": measures(stats)})
-    return Step(status=_to(measured, RolloutPhase.APPLYING, scene, "applies the proposal to the running engines"))
+    return RolloutStep(
+        status=_to(measured, RolloutPhase.APPLYING, scene, "applies the proposal to the running engines")
+    )
 
 
-def _applying(status: RolloutStatus, scene: Scene) -> Step:
+def _applying(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
     late = scene.now - _phase_start(status) > timedelta(seconds=APPLY_SECONDS)
     if not scene.ours:
         if late:
-            return Step(status=_to(status, RolloutPhase.FAILED, scene, "could not be applied in time"))
-        return Step(status=status, write=True, tuned=_record(scene))
+            return RolloutStep(status=_to(status, RolloutPhase.FAILED, scene, "could not be applied in time"))
+        return RolloutStep(status=status, write=True, tuned=_record(scene))
     changed = [scene.pods.get(pod.uid) for pod in status.pods]
     if all(pod is not None and _has(pod, scene.proposal.knobs) for pod in changed):
-        return Step(status=_draining(status, scene))
+        return RolloutStep(status=_draining(status, scene))
     # It took the proposal before, and does not answer just now.
     taken = all(pod.to_generation is not None and pod.uid in scene.present for pod in status.pods)
     if late and (not taken or _drain_is_over(status, scene)):
         why = scene.service_problem or "the engines did not take it"
         message = f"could not be applied within {APPLY_SECONDS:g} s: {why}. The old knobs are restored"
-        return Step(status=_to(status, RolloutPhase.FAILED, scene, message), write=True, tuned=_before(scene))
-    return Step(status=status)
+        return RolloutStep(status=_to(status, RolloutPhase.FAILED, scene, message), write=True, tuned=_before(scene))
+    return RolloutStep(status=status)
 
 
-def _draining(status: RolloutStatus, scene: Scene) -> RolloutStatus:
+def _draining(status: RolloutStatus, scene: RolloutScene) -> RolloutStatus:
     """Every engine has the proposal: note their generations, and go on once the queue of before is empty."""
     pods = [pod.model_copy(update={"to_generation": scene.pods[pod.uid].generation}) for pod in status.pods]
     applied = status.model_copy(update={"pods": pods})
@@ -177,16 +179,16 @@ def _draining(status: RolloutStatus, scene: Scene) -> RolloutStatus:
     return _to(applied, RolloutPhase.MEASURING_AFTER, scene, message)
 
 
-def _drain_is_over(status: RolloutStatus, scene: Scene) -> bool:
+def _drain_is_over(status: RolloutStatus, scene: RolloutScene) -> bool:
     """Whether the queue had its time to empty. What arrived under the old knobs waited under them, and would be held
     against the new ones; a queue that never empties is the new knobs' own fault."""
     limit = APPLY_SECONDS + EXTENSIONS * scene.spec.workload.duration_seconds
     return scene.now - _phase_start(status) > timedelta(seconds=limit)
 
 
-def _measuring_after(status: RolloutStatus, scene: Scene) -> Step:
-    if scene.tuned is not None and scene.ours and scene.tuned.state is TunedState.KEPT:
-        return Step(status=_already_kept(status, scene))
+def _measuring_after(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
+    if scene.tuned is not None and scene.ours and scene.tuned.state is RevisionState.KEPT:
+        return RolloutStep(status=_already_kept(status, scene))
     if not scene.ours:
         return _restoring(status, scene)
     problem = _disturbance(status, scene, [pod.to_generation for pod in status.pods])
@@ -194,25 +196,25 @@ def _measuring_after(status: RolloutStatus, scene: Scene) -> Step:
     if why:
         return _restore(status, scene, f"Inconclusive: {why}")
     if stats is None:
-        return Step(status=status)
+        return RolloutStep(status=status)
     after = status.model_copy(update={"after": measures(stats)})
     verdict = _judge(status, scene, stats)
-    if verdict.outcome is Outcome.BETTER:
+    if verdict.outcome is JudgedOutcome.BETTER:
         kept = _to(after, RolloutPhase.KEPT, scene, f"better: {verdict.message}")
-        return Step(status=kept, write=True, tuned=_kept(scene))
-    prefix = "Inconclusive" if verdict.outcome is Outcome.INCONCLUSIVE else "not better beyond its interval"
+        return RolloutStep(status=kept, write=True, tuned=_kept(scene))
+    prefix = "Inconclusive" if verdict.outcome is JudgedOutcome.INCONCLUSIVE else "not better beyond its interval"
     return _restore(after, scene, f"{prefix}: {verdict.message}")
 
 
-def _already_kept(status: RolloutStatus, scene: Scene) -> RolloutStatus:
+def _already_kept(status: RolloutStatus, scene: RolloutScene) -> RolloutStatus:
     """The decision was written and its status lost: tell it as well as it can still be told."""
-    if not isinstance(scene.reading, Measured):
+    if not isinstance(scene.reading, WindowMeasured):
         return _to(status, RolloutPhase.KEPT, scene, "better; the numbers were lost when the operator restarted")
     after = status.model_copy(update={"after": measures(scene.reading.stats)})
     return _to(after, RolloutPhase.KEPT, scene, f"better: {_judge(status, scene, scene.reading.stats).message}")
 
 
-def _judge(status: RolloutStatus, scene: Scene, after: WindowStats) -> Judgement:
+def _judge(status: RolloutStatus, scene: RolloutScene, after: WindowStats) -> Judgement:
     return judge(
         _stats(status.before, scene.spec.workload.duration_seconds),
         after,
@@ -221,20 +223,20 @@ def _judge(status: RolloutStatus, scene: Scene, after: WindowStats) -> Judgement
     )
 
 
-def _restore(status: RolloutStatus, scene: Scene, why: str) -> Step:
+def _restore(status: RolloutStatus, scene: RolloutScene, why: str) -> RolloutStep:
     """Want the old knobs again; the phase ends when the engines have them."""
-    return Step(status=status.model_copy(update={"message": why}), write=True, tuned=_before(scene))
+    return RolloutStep(status=status.model_copy(update={"message": why}), write=True, tuned=_before(scene))
 
 
-def _restoring(status: RolloutStatus, scene: Scene) -> Step:
+def _restoring(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
     knobs = scene.proposal.knobs
     back = all(pod.config.get(name) == pod.wanted.get(name) for pod in scene.pods.values() for name in knobs)
     if not (scene.pods and back):
-        return Step(status=status)
-    return Step(status=_to(status, RolloutPhase.ROLLED_BACK, scene, f"{status.message}. The old knobs are back"))
+        return RolloutStep(status=status)
+    return RolloutStep(status=_to(status, RolloutPhase.ROLLED_BACK, scene, f"{status.message}. The old knobs are back"))
 
 
-def _disturbance(status: RolloutStatus, scene: Scene, generations: list[int | None]) -> str:
+def _disturbance(status: RolloutStatus, scene: RolloutScene, generations: list[int | None]) -> str:
     """Why the pods are no longer those that were recorded, or an empty string."""
     for pod, generation in zip(status.pods, generations, strict=True):
         facts = scene.pods.get(pod.uid)
@@ -249,7 +251,7 @@ def _disturbance(status: RolloutStatus, scene: Scene, generations: list[int | No
     return "" if status.pods else "no engine was ready"
 
 
-def _read(status: RolloutStatus, scene: Scene) -> tuple[WindowStats | None, str]:
+def _read(status: RolloutStatus, scene: RolloutScene) -> tuple[WindowStats | None, str]:
     """The window's numbers; or nothing yet; or why there will be none."""
     query = window(status, scene)
     if query is None:
@@ -259,9 +261,9 @@ def _read(status: RolloutStatus, scene: Scene) -> tuple[WindowStats | None, str]
     silent = [pod.name for pod in status.pods if pod.uid not in scene.pods]
     if silent:
         return None, f"pod {silent[0]} is not ready or does not answer" if over else ""
-    if isinstance(scene.reading, Void):
+    if isinstance(scene.reading, WindowVoid):
         return None, scene.reading.why
-    if not isinstance(scene.reading, Measured):
+    if not isinstance(scene.reading, WindowMeasured):
         return None, "Prometheus has no scrape of the window" if over and scene.reading else ""
     stats = scene.reading.stats
     if stats.requests >= scene.min_requests:
@@ -270,7 +272,7 @@ def _read(status: RolloutStatus, scene: Scene) -> tuple[WindowStats | None, str]
     return None, few if over else ""
 
 
-def _to(status: RolloutStatus, phase: RolloutPhase, scene: Scene, message: str) -> RolloutStatus:
+def _to(status: RolloutStatus, phase: RolloutPhase, scene: RolloutScene, message: str) -> RolloutStatus:
     return status.model_copy(update={"phase": phase, "phase_started_at": scene.now, "message": message})
 
 
@@ -282,14 +284,14 @@ def _has(pod: PodFacts, knobs: Mapping[str, KnobValue]) -> bool:
     return all(pod.config.get(name) == value for name, value in knobs.items())
 
 
-def _record(scene: Scene) -> TunedRecord:
+def _record(scene: RolloutScene) -> ActiveRevision:
     proposal = scene.proposal
     some = next(iter(scene.pods.values()), None)
     previous = {name: some.wanted.get(name) for name in proposal.knobs} if some else {}
-    return TunedRecord(
+    return ActiveRevision(
         tuning_run=proposal.run,
         run_uid=proposal.run_uid,
-        state=TunedState.CHECKING,
+        state=RevisionState.CHECKING,
         knobs=dict(proposal.knobs),
         applied_at=scene.now,
         override_pinned=proposal.override_pinned,
@@ -299,16 +301,16 @@ def _record(scene: Scene) -> TunedRecord:
     )
 
 
-def _before(scene: Scene) -> TunedRecord | None:
+def _before(scene: RolloutScene) -> ActiveRevision | None:
     return scene.tuned.before() if scene.tuned is not None and scene.ours else scene.tuned
 
 
-def _kept(scene: Scene) -> TunedRecord:
+def _kept(scene: RolloutScene) -> ActiveRevision:
     record = scene.tuned or _record(scene)
-    return TunedRecord(
+    return ActiveRevision(
         tuning_run=record.tuning_run,
         run_uid=record.run_uid,
-        state=TunedState.KEPT,
+        state=RevisionState.KEPT,
         knobs=record.knobs,
         applied_at=record.applied_at,
         override_pinned=record.override_pinned,

@@ -21,7 +21,7 @@ from headrace_api.v1alpha1.knobs import EngineKnobs
 from headrace_core.knobs.table import KnobValue
 
 
-class TunedState(StrEnum):
+class RevisionState(StrEnum):
     """How far a proposal is."""
 
     CHECKING = "Checking"  # in force, compared with before; restored unless it proves better
@@ -29,12 +29,12 @@ class TunedState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunedRecord:
+class ActiveRevision:
     """One proposal. Knobs by snake_case name."""
 
     tuning_run: str
     run_uid: str
-    state: TunedState
+    state: RevisionState
     knobs: dict[str, KnobValue]
     applied_at: datetime
     override_pinned: bool = False
@@ -57,15 +57,15 @@ class TunedRecord:
             previous=EngineKnobs.of(self.previous),
         )
 
-    def before(self) -> TunedRecord | None:
+    def before(self) -> ActiveRevision | None:
         """The record to go back to."""
         return None if self.restore is None else _ADAPTER.validate_python(self.restore)
 
 
-_ADAPTER = TypeAdapter(TunedRecord)
+_ADAPTER = TypeAdapter(ActiveRevision)
 
 
-def read_tuned(config_map: Mapping[str, Any] | None) -> TunedRecord | None:
+def read_active_revision(config_map: Mapping[str, Any] | None) -> ActiveRevision | None:
     """The proposal in force, or None. Raises ValueError for content that nobody of ours wrote."""
     text = ((config_map or {}).get("data") or {}).get(TUNED_KEY)
     if not text:
@@ -78,6 +78,6 @@ def read_tuned(config_map: Mapping[str, Any] | None) -> TunedRecord | None:
         raise ValueError(f"key {TUNED_KEY}: {where}: {first['msg']}") from None
 
 
-def tuned_data(record: TunedRecord | None) -> dict[str, str]:
+def tuned_data(record: ActiveRevision | None) -> dict[str, str]:
     """Data of the ConfigMap."""
     return {} if record is None else {TUNED_KEY: json.dumps(record.to_json(), sort_keys=True)}

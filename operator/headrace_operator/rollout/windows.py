@@ -13,7 +13,12 @@ from headrace_client.window_reader import read_window, selector
 from headrace_core.evidence.windows import WindowStats, WindowVoidError
 from headrace_core.metric_names import WAITING
 from headrace_operator.protocols import WindowQuery
-from headrace_operator.rollout.analysis import Measured, NotYet, Reading, Void
+from headrace_operator.rollout.analysis import (
+    WindowMeasured,
+    WindowPending,
+    WindowReading,
+    WindowVoid,
+)
 
 WAIT_SECONDS = 1.5  # for a scrape at the window's end; a longer wait is another pass
 STALE_SECONDS = 90.0  # past the window's end without a scrape: Prometheus does not see the pods
@@ -25,22 +30,22 @@ class PrometheusWindows:
     def __init__(self, prometheus: Prometheus | None) -> None:
         self._prometheus = prometheus
 
-    async def read(self, query: WindowQuery, *, now: datetime) -> Reading:
+    async def read(self, query: WindowQuery, *, now: datetime) -> WindowReading:
         """What the window showed, or why that cannot be said (yet)."""
         if self._prometheus is None:
-            return Void("the operator has no Prometheus: set prometheus.url in the chart's values")
+            return WindowVoid("the operator has no Prometheus: set prometheus.url in the chart's values")
         if now.timestamp() < query.end:
-            return NotYet("the window is open")
+            return WindowPending("the window is open")
         try:
             windows = await asyncio.gather(
                 *(self._one(self._prometheus, query, pod) for pod in sorted(query.generations))
             )
         except WindowVoidError as error:
-            return Void(str(error))
+            return WindowVoid(str(error))
         except PrometheusError as error:
             late = now.timestamp() - query.end
-            return Void(f"stale or no metrics: {error}") if late > STALE_SECONDS else NotYet(str(error))
-        return Measured(combined(windows)) if windows else Void("no pods to measure")
+            return WindowVoid(f"stale or no metrics: {error}") if late > STALE_SECONDS else WindowPending(str(error))
+        return WindowMeasured(combined(windows)) if windows else WindowVoid("no pods to measure")
 
     async def waiting(self, namespace: str, pods: Sequence[str]) -> float | None:
         """Requests in the queues of some pods as last scraped; None where that is not known."""

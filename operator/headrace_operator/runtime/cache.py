@@ -13,7 +13,7 @@ Index = Mapping[Any, Collection[Body]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexView:
+class IndexCache:
     """See `ports.View`. The keys are those that the functions below make."""
 
     services: Index

@@ -22,11 +22,11 @@ from headrace_client.resources import (
     PODS,
     SERVICES,
     TUNING_RUNS,
-    Resource,
+    ApiResource,
 )
 from headrace_operator.protocols import Key
 from headrace_operator.runtime.cache import (
-    IndexView,
+    IndexCache,
     label_key,
     object_key,
     owners,
@@ -34,14 +34,14 @@ from headrace_operator.runtime.cache import (
     slim,
 )
 from headrace_operator.runtime.login import session_of
-from headrace_operator.runtime.worker import Shell
+from headrace_operator.runtime.worker import WorkerPool
 
 LOG = logging.getLogger(__name__)
 OURS = {names.MANAGED_BY_LABEL: names.MANAGED_BY}
 CHILDREN = (DEPLOYMENTS, SERVICES, CONFIG_MAPS, JOBS)
 FINALIZER = f"operator.{names.GROUP}/unused"
 
-Start = Callable[[IndexView], Awaitable[Shell]]
+Start = Callable[[IndexCache], Awaitable[WorkerPool]]
 Body = Mapping[str, Any]
 
 
@@ -74,7 +74,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
         settings.watching.label_selectors[_selector(resource)] = names.selector_string(OURS)
 
 
-def _selector(resource: Resource) -> tuple[str, str]:
+def _selector(resource: ApiResource) -> tuple[str, str]:
     return resource.api_version, resource.plural
 
 
@@ -107,9 +107,9 @@ def _lifecycle(registry: kopf.OperatorRegistry, start: Start) -> None:
         return "ok"
 
 
-def view_of(indexes: Mapping[str, Any]) -> IndexView:
+def view_of(indexes: Mapping[str, Any]) -> IndexCache:
     """The view over Kopf's indexes, which it passes to handlers by name."""
-    return IndexView(
+    return IndexCache(
         services=indexes["services"],
         runs=indexes["runs"],
         runs_by_service=indexes["runs_by_service"],
@@ -120,7 +120,7 @@ def view_of(indexes: Mapping[str, Any]) -> IndexView:
 
 
 def _indexes(registry: kopf.OperatorRegistry) -> None:
-    def index(resource: Resource, name: str, key: Callable[[Body], Any]) -> None:
+    def index(resource: ApiResource, name: str, key: Callable[[Body], Any]) -> None:
         @kopf.index(*_selector(resource), id=name, registry=registry)
         async def fill(body: kopf.Body, **_: Any) -> dict[Any, dict[str, Any]]:
             plain = slim({**body, "apiVersion": resource.api_version, "kind": resource.kind})

@@ -12,7 +12,7 @@ from headrace_client.errors import Conflict, KubeError
 from headrace_operator.metrics import Metrics
 from headrace_operator.protocols import Key
 from headrace_operator.runtime.work_queue import WorkQueue
-from headrace_operator.service.controller import Again
+from headrace_operator.service.controller import Requeue
 
 LOG = logging.getLogger(__name__)
 CONFLICT_SECONDS = 0.2  # by then the watch has shown what we conflicted with
@@ -20,11 +20,11 @@ PASS_SECONDS = 120.0  # a pass that takes longer hangs
 STUCK_SECONDS = 300.0
 
 _CURRENT: ContextVar[Key | None] = ContextVar("object", default=None)
-Reconcile = Callable[[Key], Awaitable[Again]]
+Reconcile = Callable[[Key], Awaitable[Requeue]]
 
 
 @dataclass(slots=True)
-class Shell:
+class WorkerPool:
     """Queue, workers, and what the liveness probe asks."""
 
     reconcilers: Mapping[str, Reconcile]
@@ -85,7 +85,7 @@ class Shell:
         self.metrics.reconciles.labels(key.kind, result).inc()
         self.metrics.seconds.labels(key.kind).observe(loop.time() - started)
 
-    def _schedule(self, key: Key, again: Again) -> None:
+    def _schedule(self, key: Key, again: Requeue) -> None:
         for other in again.wake:
             self.queue.add(other)
         if again.gone:

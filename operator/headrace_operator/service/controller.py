@@ -16,7 +16,7 @@ from headrace_api import names
 from headrace_api.base import InvalidResource
 from headrace_api.v1alpha1.conditions import Reason
 from headrace_api.v1alpha1.inferenceservice import InferenceService, InferenceServiceStatus
-from headrace_client.errors import EngineError
+from headrace_client.errors import EngineCallError
 from headrace_client.resources import INFERENCE_SERVICES
 from headrace_core.knobs.resolve import ConfigError
 from headrace_operator.cluster.apply import Writer, Written
@@ -32,20 +32,20 @@ from headrace_operator.cluster.observe import (
     pod_view,
 )
 from headrace_operator.errors import SpecRefusedError
-from headrace_operator.protocols import EnginesPort, Key, KubePort, MetricsPort, View
-from headrace_operator.rollout.config_push import DRIFT_SECONDS, Convergence
-from headrace_operator.rollout.revisions import TunedRecord, TunedState, read_tuned
-from headrace_operator.service.effective_config import Effective, effective
+from headrace_operator.protocols import Cache, EngineApi, Key, KubeApi, WindowMetrics
+from headrace_operator.rollout.config_push import DRIFT_SECONDS, ConfigPush
+from headrace_operator.rollout.revisions import ActiveRevision, RevisionState, read_active_revision
+from headrace_operator.service.effective_config import EffectiveConfig, effective_config
 from headrace_operator.service.model_sources import model_argument
-from headrace_operator.service.objects import Desired, desired, tuned_config_map
-from headrace_operator.service.readiness import CONFIG_PROBLEMS, Fleet, Probed, engines_ready
+from headrace_operator.service.objects import ServiceObjects, service_objects, tuned_config_map
+from headrace_operator.service.readiness import CONFIG_PROBLEMS, EngineProbe, Fleet, engines_ready
 from headrace_operator.service.status import (
     ServiceObservation,
     changed,
     service_status,
     service_url,
 )
-from headrace_operator.settings import Settings
+from headrace_operator.settings import OperatorSettings
 
 LOG = logging.getLogger(__name__)
 SOON = 1.0  # seconds: engines that are still to be changed, a route that is still to carry a token
@@ -53,7 +53,7 @@ LATER = 15.0  # seconds: what waits for a person
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class Requeue:
     """When the key is due again; `failed` backs off instead."""
 
     after: float | None = None
@@ -63,14 +63,14 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class Dependencies:
     """What both reconcilers work with. `now` is wall time, `clock` the loop's."""
 
-    kube: KubePort
-    view: View
-    engines: EnginesPort
-    metrics: MetricsPort
-    settings: Settings
+    kube: KubeApi
+    view: Cache
+    engines: EngineApi
+    metrics: WindowMetrics
+    settings: OperatorSettings
     writer: Writer
     events: EventPoster
     now: Callable[[], datetime]
@@ -81,37 +81,37 @@ class Tools:
 class _Wanted:
     """What the spec stands for, or the finding that it stands for nothing."""
 
-    config: Effective | None = None
-    desired: Desired | None = None
-    tuned: TunedRecord | None = None
+    config: EffectiveConfig | None = None
+    objects: ServiceObjects | None = None
+    tuned: ActiveRevision | None = None
     problem: Finding | None = None
     token: str = ""
 
 
-class ServiceReconciler:
+class ServiceController:
     """Reconciles InferenceServices."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Dependencies) -> None:
         self._tools = tools
-        self._convergence = Convergence(tools.engines, clock=tools.clock)
+        self._convergence = ConfigPush(tools.engines, clock=tools.clock)
         self._proofs: dict[Key, tuple[str, frozenset[tuple[str, int]]]] = {}
         self._fresh = FreshStatus()
 
-    async def reconcile(self, key: Key) -> Again:
+    async def reconcile(self, key: Key) -> Requeue:
         """One pass. The key's object may be gone."""
         body = self._fresh.newest(key, self._tools.view.service(key.namespace, key.name))
         if body is None:
             self._forget(key)
-            return Again(gone=True)
+            return Requeue(gone=True)
         if body["metadata"].get("deletionTimestamp"):
-            return Again()  # ownerReferences take the children along
+            return Requeue()  # ownerReferences take the children along
         try:
             service = InferenceService.read(body)
         except InvalidResource as error:
             return await self._unreadable(body, error)
         return await self._reconcile(key, body, service)
 
-    async def _reconcile(self, key: Key, body: Mapping[str, Any], service: InferenceService) -> Again:
+    async def _reconcile(self, key: Key, body: Mapping[str, Any], service: InferenceService) -> Requeue:
         wanted = self._wanted(service)
         orphaned = wanted.tuned is not None and self._abandoned(service, wanted.tuned)
         if orphaned and wanted.tuned is not None:
@@ -126,39 +126,41 @@ class ServiceReconciler:
         tools, metadata = self._tools, service.metadata
         namespace = metadata.namespace or ""
         token = service_token(tools.settings.root_token, namespace=namespace, service=metadata.name)
-        tuned: TunedRecord | None = None
+        tuned: ActiveRevision | None = None
         try:
-            tuned = read_tuned(tools.view.child("ConfigMap", namespace, names.tuned_config_map(metadata.name)))
+            tuned = read_active_revision(
+                tools.view.child("ConfigMap", namespace, names.tuned_config_map(metadata.name))
+            )
         except ValueError as error:
             LOG.error("ConfigMap %s/%s is not used: %s", namespace, names.tuned_config_map(metadata.name), error)
         try:
-            config = effective(service, tuned)
-            target = desired(service, config, images=tools.settings.images, token=token)
+            config = effective_config(service, tuned)
+            target = service_objects(service, config, images=tools.settings.images, token=token)
         except ConfigError as error:
             listed = "; ".join(f"spec.engine.config.{problem}" for problem in error.problems)
             return _Wanted(tuned=tuned, token=token, problem=no(Reason.INVALID_CONFIG, listed))
         except SpecRefusedError as error:
             return _Wanted(tuned=tuned, token=token, problem=no(error.reason, error.message))
-        return _Wanted(config=config, desired=target, tuned=tuned, token=token)
+        return _Wanted(config=config, objects=target, tuned=tuned, token=token)
 
-    def _abandoned(self, service: InferenceService, tuned: TunedRecord) -> bool:
+    def _abandoned(self, service: InferenceService, tuned: ActiveRevision) -> bool:
         """Whether a proposal is in force unproven, and its run will never judge it."""
-        if tuned.state is not TunedState.CHECKING:
+        if tuned.state is not RevisionState.CHECKING:
             return False
         run = self._tools.view.run(service.metadata.namespace or "", tuned.tuning_run)
         return run is None or run["metadata"]["uid"] != tuned.run_uid or bool(run["metadata"].get("deletionTimestamp"))
 
-    async def _restore(self, service: InferenceService, tuned: TunedRecord) -> Again:
+    async def _restore(self, service: InferenceService, tuned: ActiveRevision) -> Requeue:
         LOG.warning("TuningRun %s is gone before its proposal was judged: the old knobs are restored", tuned.tuning_run)
         written = await self._tools.writer.bring([tuned_config_map(service, tuned.before())])
         # The view shows the restored record soon; that event, or this delay, brings the next pass.
-        return Again(after=SOON, failed=written.error or written.conflict)
+        return Requeue(after=SOON, failed=written.error or written.conflict)
 
     async def _write(self, service: InferenceService, wanted: _Wanted) -> Written:
-        if wanted.desired is None:
+        if wanted.objects is None:
             return Written()
         missing = any(pod.waiting in CONFIG_PROBLEMS for pod in self._pods(service))
-        return await self._tools.writer.bring(wanted.desired.objects, distrust=missing)
+        return await self._tools.writer.bring(wanted.objects.objects, distrust=missing)
 
     def _pods(self, service: InferenceService) -> list[PodView]:
         raw = self._tools.view.engine_pods(service.metadata.namespace or "", service.metadata.name)
@@ -199,16 +201,16 @@ class ServiceReconciler:
         return Fleet(
             pods=self._pods(service),
             replicas=service.spec.replicas,
-            revision=wanted.desired.template_revision if wanted.desired else there,
+            revision=wanted.objects.template_revision if wanted.objects else there,
             model=_model(service),
             probed={},
             deployment=deployment,
         )
 
-    async def _converged(self, fleet: Fleet, config: Effective, token: str) -> Fleet:
+    async def _converged(self, fleet: Fleet, config: EffectiveConfig, token: str) -> Fleet:
         gone = {pod.uid for pod in fleet.pods} - {pod.uid for pod in fleet.live}
         self._convergence.forget(gone)
-        probed: dict[str, Probed] = await self._convergence.bring(fleet.current, config, token=token)
+        probed: dict[str, EngineProbe] = await self._convergence.bring(fleet.current, config, token=token)
         return replace(fleet, probed=probed)
 
     async def _prove(self, key: Key, service: InferenceService, fleet: Fleet, address: str) -> str:
@@ -223,7 +225,7 @@ class ServiceReconciler:
             return ""
         try:
             await self._tools.engines.one_token(service_url(address), model=service.served_name)
-        except EngineError as error:
+        except EngineCallError as error:
             return f"no token through the Service: {error}"
         self._proofs[key] = (fleet.revision, ready)
         return ""
@@ -239,7 +241,7 @@ class ServiceReconciler:
             LOG.info("%s: %s=%s %s: %s", service.key, item.type, item.status.value, item.reason, item.message)
         await self._tools.events.conditions(body, news)
 
-    async def _unreadable(self, body: Mapping[str, Any], error: InvalidResource) -> Again:
+    async def _unreadable(self, body: Mapping[str, Any], error: InvalidResource) -> Requeue:
         """A spec that the schema let through and the models do not: say so, touch nothing else."""
         finding = no(Reason.INVALID_SPEC, "; ".join(str(problem) for problem in error.problems))
         replicas = (body.get("spec") or {}).get("replicas")
@@ -253,14 +255,14 @@ class ServiceReconciler:
         fleet = _as_is(self._fleet(service, _Wanted(problem=finding), there))
         seen = ServiceObservation(fleet=fleet, spec_problem=finding)
         await self._save(body, service, service_status(service, seen, now=self._tools.now()))
-        return Again()
+        return Requeue()
 
-    def _again(self, key: Key, service: InferenceService, seen: ServiceObservation, written: Written) -> Again:
+    def _again(self, key: Key, service: InferenceService, seen: ServiceObservation, written: Written) -> Requeue:
         runs = self._tools.view.runs_of(key.namespace, key.name)
         wake = tuple(Key(names.TUNING_RUN_KIND, key.namespace, run["metadata"]["name"]) for run in runs)
         if written.error:
-            return Again(failed=written.error, wake=wake)
-        return Again(after=_delay(seen), wake=wake if service.status.revision != _revision(seen) else ())
+            return Requeue(failed=written.error, wake=wake)
+        return Requeue(after=_delay(seen), wake=wake if service.status.revision != _revision(seen) else ())
 
     def _forget(self, key: Key) -> None:
         self._proofs.pop(key, None)
@@ -269,7 +271,7 @@ class ServiceReconciler:
 
 def _as_is(fleet: Fleet) -> Fleet:
     """Without a valid spec nothing is wanted of the engines that they don't have."""
-    return replace(fleet, probed={pod.uid: Probed(in_force=True) for pod in fleet.ready})
+    return replace(fleet, probed={pod.uid: EngineProbe(in_force=True) for pod in fleet.ready})
 
 
 def _delay(seen: ServiceObservation) -> float | None:

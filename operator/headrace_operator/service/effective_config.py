@@ -14,13 +14,13 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_core.knobs.resolve import ConfigError, EngineConfig, resolve
 from headrace_core.knobs.table import CAPPED_KNOBS, HOT, KNOB_BY_NAME, KNOBS, KnobValue
 from headrace_operator.cluster.hashing import digest
-from headrace_operator.rollout.revisions import TunedRecord
+from headrace_operator.rollout.revisions import ActiveRevision
 
 GPU_TOKEN_CEILING = 8192
 CPU_TOKEN_CEILING = 2048  # above the CPU's default budget of 256, so that tuning has room without a restart
 
 
-class Source(StrEnum):
+class KnobSource(StrEnum):
     """Who set a knob."""
 
     DEFAULT = "Default"
@@ -29,11 +29,11 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effective:
+class EffectiveConfig:
     """`values` are the knobs that somebody set (they go into engine.json); the engine computes the others by device."""
 
     values: Mapping[str, KnobValue]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, KnobSource]
     ceilings: Mapping[str, int]
     slo: Mapping[str, float | None] | None
     on_gpu: bool
@@ -80,7 +80,7 @@ def ceilings_of(pinned: Mapping[str, KnobValue], *, on_gpu: bool) -> dict[str, i
     return ceilings
 
 
-def effective(service: InferenceService, tuned: TunedRecord | None) -> Effective:
+def effective_config(service: InferenceService, tuned: ActiveRevision | None) -> EffectiveConfig:
     """Effective config of `service`. Raises `ConfigError` if what the spec pins is not valid by itself.
 
     A proposal that no longer fits what the spec pins is left out, and `ignored` says why.
@@ -98,22 +98,24 @@ def effective(service: InferenceService, tuned: TunedRecord | None) -> Effective
     return both
 
 
-def tuned_values(pinned: Mapping[str, KnobValue], tuned: TunedRecord) -> dict[str, KnobValue]:
+def tuned_values(pinned: Mapping[str, KnobValue], tuned: ActiveRevision) -> dict[str, KnobValue]:
     """The part of a proposal that is in force beside what the spec pins."""
     return {name: value for name, value in tuned.knobs.items() if name not in pinned or _overrides(pinned, tuned, name)}
 
 
-def _overrides(pinned: Mapping[str, KnobValue], tuned: TunedRecord, name: str) -> bool:
+def _overrides(pinned: Mapping[str, KnobValue], tuned: ActiveRevision, name: str) -> bool:
     return tuned.override_pinned and name in tuned.pinned and tuned.pinned[name] == pinned[name]
 
 
-def _build(service: InferenceService, pinned: Mapping[str, KnobValue], proposed: Mapping[str, KnobValue]) -> Effective:
+def _build(
+    service: InferenceService, pinned: Mapping[str, KnobValue], proposed: Mapping[str, KnobValue]
+) -> EffectiveConfig:
     merged = {**pinned, **proposed}
     values = {knob.name: merged[knob.name] for knob in KNOBS if knob.name in merged}
     sources = {knob.name: _source(knob.name, pinned, proposed) for knob in KNOBS}
     ceilings = ceilings_of(pinned, on_gpu=service.on_gpu)
     slo = service.spec.slo.for_engine() if service.spec.slo else None
-    return Effective(
+    return EffectiveConfig(
         values=values,
         sources=sources,
         ceilings=ceilings,
@@ -123,7 +125,7 @@ def _build(service: InferenceService, pinned: Mapping[str, KnobValue], proposed:
     )
 
 
-def _source(name: str, pinned: Mapping[str, KnobValue], proposed: Mapping[str, KnobValue]) -> Source:
+def _source(name: str, pinned: Mapping[str, KnobValue], proposed: Mapping[str, KnobValue]) -> KnobSource:
     if name in proposed:
-        return Source.TUNED
-    return Source.SPEC if name in pinned else Source.DEFAULT
+        return KnobSource.TUNED
+    return KnobSource.SPEC if name in pinned else KnobSource.DEFAULT

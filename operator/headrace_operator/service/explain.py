@@ -8,12 +8,12 @@ from typing import Any
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_core.knobs.table import KNOBS, Knob, KnobValue
-from headrace_operator.rollout.revisions import TunedRecord
-from headrace_operator.service.effective_config import Effective, Source
+from headrace_operator.rollout.revisions import ActiveRevision
+from headrace_operator.service.effective_config import EffectiveConfig, KnobSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class KnobExplanation:
     """One knob. `since` is a Kubernetes timestamp, empty where nobody set the knob."""
 
     knob: str
@@ -32,11 +32,11 @@ class Explanation:
 
 def explain_config(
     service: InferenceService,
-    config: Effective,
+    config: EffectiveConfig,
     *,
-    tuned: TunedRecord | None,
+    tuned: ActiveRevision | None,
     managed_fields: Iterable[Mapping[str, Any]],
-) -> list[Explanation]:
+) -> list[KnobExplanation]:
     """One line a knob, in the table's order. A value that the engine computes is taken from the status."""
     fields = list(managed_fields)
     shown = service.status.config.values() if service.status.config else {}
@@ -45,15 +45,15 @@ def explain_config(
 
 
 def _explain(
-    knob: Knob, value: KnobValue, config: Effective, tuned: TunedRecord | None, fields: list[Mapping[str, Any]]
-) -> Explanation:
+    knob: Knob, value: KnobValue, config: EffectiveConfig, tuned: ActiveRevision | None, fields: list[Mapping[str, Any]]
+) -> KnobExplanation:
     source = config.sources[knob.name]
     by, since = "headrace", ""
-    if source is Source.TUNED and tuned is not None:
+    if source is KnobSource.TUNED and tuned is not None:
         by, since = f"TuningRun {tuned.tuning_run} ({tuned.state.value})", _rfc3339(tuned)
-    elif source is Source.SPEC:
+    elif source is KnobSource.SPEC:
         by, since = manager_of(("spec", "engine", "config", knob.camel), fields)
-    return Explanation(
+    return KnobExplanation(
         knob=knob.camel, value=value, source=source.value, by=by, since=since, klass=knob.klass.value, unit=knob.unit
     )
 
@@ -74,5 +74,5 @@ def _owns(tree: Mapping[str, Any], path: tuple[str, ...]) -> bool:
     return True
 
 
-def _rfc3339(tuned: TunedRecord) -> str:
+def _rfc3339(tuned: ActiveRevision) -> str:
     return tuned.applied_at.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -11,20 +11,22 @@ from typing import Any
 from headrace_api import names
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_operator.cluster.hashing import template_revision
-from headrace_operator.rollout.revisions import TunedRecord, tuned_data
-from headrace_operator.service.effective_config import Effective
+from headrace_operator.rollout.revisions import ActiveRevision, tuned_data
+from headrace_operator.service.effective_config import EffectiveConfig
 from headrace_operator.service.pod import STARTUP_SECONDS, EngineObjects, Images, engine_template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desired:
+class ServiceObjects:
     """Objects to apply, and the revision that their pods carry."""
 
     objects: tuple[dict[str, Any], ...]
     template_revision: str
 
 
-def desired(service: InferenceService, config: Effective, *, images: Images, token: str) -> Desired:
+def service_objects(
+    service: InferenceService, config: EffectiveConfig, *, images: Images, token: str
+) -> ServiceObjects:
     """Children of `service`. Raises `SpecRefusedError`.
 
     What a pod reads at its start comes before the Deployment that starts it.
@@ -36,7 +38,7 @@ def desired(service: InferenceService, config: Effective, *, images: Images, tok
     revision = template_revision(template, config.boot(), token=token)
     template["metadata"]["labels"][names.REVISION_LABEL] = revision
     owned = Owned(service.metadata.namespace or "", labels, service.owner_reference())
-    return Desired(
+    return ServiceObjects(
         objects=(
             owned.secret(objects.admin_secret, token),
             owned.config_map(objects.config_map, config.engine_json()),
@@ -53,7 +55,7 @@ def desired(service: InferenceService, config: Effective, *, images: Images, tok
     )
 
 
-def tuned_config_map(service: InferenceService, record: TunedRecord | None) -> dict[str, Any]:
+def tuned_config_map(service: InferenceService, record: ActiveRevision | None) -> dict[str, Any]:
     """ConfigMap NAME-tuned."""
     name = service.metadata.name
     owned = Owned(service.metadata.namespace or "", names.service_labels(name), service.owner_reference())

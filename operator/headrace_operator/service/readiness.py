@@ -37,7 +37,7 @@ class EngineFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class EngineProbe:
     """What the last call to one pod's admin port showed."""
 
     state: EngineFacts | None = None
@@ -54,7 +54,7 @@ class Fleet:
     replicas: int
     revision: str
     model: str  # path or id that the engine was told to serve
-    probed: Mapping[str, Probed]  # by pod uid
+    probed: Mapping[str, EngineProbe]  # by pod uid
     deployment: DeploymentView | None = None
 
     @property
@@ -72,9 +72,9 @@ class Fleet:
         """Those of the wanted revision that are ready."""
         return [pod for pod in self.current if pod.ready]
 
-    def facts(self, pod: PodView) -> Probed:
+    def facts(self, pod: PodView) -> EngineProbe:
         """What the last call to its admin port showed."""
-        return self.probed.get(pod.uid, Probed())
+        return self.probed.get(pod.uid, EngineProbe())
 
 
 def engines_ready(fleet: Fleet) -> Finding:

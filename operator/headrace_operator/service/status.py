@@ -8,11 +8,15 @@ from datetime import datetime
 
 from headrace_api import names
 from headrace_api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Reason, merge_conditions
-from headrace_api.v1alpha1.inferenceservice import Endpoint, InferenceService, InferenceServiceStatus
+from headrace_api.v1alpha1.inferenceservice import (
+    InferenceService,
+    InferenceServiceStatus,
+    ServiceEndpoint,
+)
 from headrace_api.v1alpha1.knobs import EngineKnobs
 from headrace_operator.cluster.findings import Finding, no, yes
-from headrace_operator.rollout.revisions import TunedRecord
-from headrace_operator.service.effective_config import Effective
+from headrace_operator.rollout.revisions import ActiveRevision
+from headrace_operator.service.effective_config import EffectiveConfig
 from headrace_operator.service.readiness import EngineFacts, Fleet, devices, engines_ready
 
 
@@ -21,14 +25,14 @@ class ServiceObservation:
     """All that a service's status is made of."""
 
     fleet: Fleet
-    config: Effective | None = None  # None: the spec is not valid
+    config: EffectiveConfig | None = None  # None: the spec is not valid
     spec_problem: Finding | None = None
     conflict: str = ""  # a child's name belongs to somebody else
     api_error: str = ""
     cluster_ip: str = ""
     routable: bool = False  # a token came through the Service, from an engine of this revision
     route_problem: str = ""
-    tuned: TunedRecord | None = None
+    tuned: ActiveRevision | None = None
 
 
 def service_status(service: InferenceService, seen: ServiceObservation, *, now: datetime) -> InferenceServiceStatus:
@@ -43,7 +47,7 @@ def service_status(service: InferenceService, seen: ServiceObservation, *, now: 
         "replicas": len(seen.fleet.live),
         "ready_replicas": sum(1 for pod in seen.fleet.live if pod.ready),
         "selector": names.selector_string(names.stable_selector(service.metadata.name)),
-        "endpoint": Endpoint(url=service_url(seen.cluster_ip)) if seen.cluster_ip else old.endpoint,
+        "endpoint": ServiceEndpoint(url=service_url(seen.cluster_ip)) if seen.cluster_ip else old.endpoint,
         "tuned": seen.tuned.status() if seen.tuned else None,
     }
     if seen.config is not None:
@@ -61,7 +65,7 @@ def service_url(cluster_ip: str) -> str:
     return f"http://{host}:{names.HTTP_PORT}"
 
 
-def shown_config(config: Effective, engine: EngineFacts | None) -> EngineKnobs:
+def shown_config(config: EffectiveConfig, engine: EngineFacts | None) -> EngineKnobs:
     """Every knob's wanted value; what an engine computes is taken from one, and is missing until one is up."""
     full = config.config(engine.device if engine else None)
     wanted = {**full.values(), "prefill_chunk_size": full.chunk}
@@ -95,7 +99,7 @@ def _findings(seen: ServiceObservation) -> dict[ConditionType, Finding]:
     }
 
 
-def _valid_message(config: Effective | None) -> str:
+def _valid_message(config: EffectiveConfig | None) -> str:
     return config.ignored if config is not None and config.ignored else "every check passed"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace_api.v1alpha1.conditions import Reason
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_api.v1alpha1.records import Phase
+from headrace_api.v1alpha1.records import RunPhase
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import ApplyPolicy, TuningRun
 from headrace_operator.errors import SpecRefusedError
@@ -90,12 +90,12 @@ def _age(body: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _phase(body: Mapping[str, Any]) -> str:
-    return (body.get("status") or {}).get("phase") or Phase.PENDING.value
+    return (body.get("status") or {}).get("phase") or RunPhase.PENDING.value
 
 
 def _over(body: Mapping[str, Any]) -> bool:
-    return _phase(body) in (Phase.COMPLETED.value, Phase.FAILED.value)
+    return _phase(body) in (RunPhase.COMPLETED.value, RunPhase.FAILED.value)
 
 
 def _begun(body: Mapping[str, Any]) -> bool:
-    return _phase(body) != Phase.PENDING.value
+    return _phase(body) != RunPhase.PENDING.value

@@ -18,11 +18,11 @@ from headrace_api import names
 from headrace_api.base import InvalidResource
 from headrace_api.v1alpha1.conditions import ConditionStatus, ConditionType, Reason, find_condition
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_api.v1alpha1.records import Phase, Verdict
+from headrace_api.v1alpha1.records import RunPhase, StudyVerdict
 from headrace_api.v1alpha1.slo import SloSpec
 from headrace_api.v1alpha1.tuningrun import ApplyPolicy, RolloutPhase, RolloutStatus, TuningRun
 from headrace_client.engine import admin_url
-from headrace_client.errors import EngineError
+from headrace_client.errors import EngineCallError
 from headrace_client.resources import DEPLOYMENTS, JOBS, TUNING_RUNS
 from headrace_core.knobs.resolve import ConfigError
 from headrace_operator.cluster.findings import Finding, no, yes
@@ -39,16 +39,16 @@ from headrace_operator.cluster.observe import (
 from headrace_operator.errors import SpecRefusedError
 from headrace_operator.protocols import Key
 from headrace_operator.rollout import machine
-from headrace_operator.rollout.revisions import TunedRecord, read_tuned
-from headrace_operator.service.controller import Again, FreshStatus, Tools
-from headrace_operator.service.effective_config import Effective, effective
+from headrace_operator.rollout.revisions import ActiveRevision, read_active_revision
+from headrace_operator.service.controller import Dependencies, FreshStatus, Requeue
+from headrace_operator.service.effective_config import EffectiveConfig, effective_config
 from headrace_operator.service.model_sources import model_argument
-from headrace_operator.service.objects import desired, tuned_config_map
-from headrace_operator.service.readiness import Fleet, Probed, engines_ready
+from headrace_operator.service.objects import service_objects, tuned_config_map
+from headrace_operator.service.readiness import EngineProbe, Fleet, engines_ready
 from headrace_operator.service.status import changed, is_true, service_url
 from headrace_operator.tuning.checks import check, first_in_line
 from headrace_operator.tuning.status import (
-    Records,
+    JobRecords,
     RunObservation,
     read_records,
     rollout_phase,
@@ -77,7 +77,7 @@ class _Ended(Exception):  # noqa: N818  (control flow of one module)
 class _Waits(Exception):  # noqa: N818
     """The run cannot go on yet."""
 
-    def __init__(self, message: str, *, phase: Phase = Phase.PENDING, spec: Finding = VALID) -> None:
+    def __init__(self, message: str, *, phase: RunPhase = RunPhase.PENDING, spec: Finding = VALID) -> None:
         super().__init__(message)
         self.message = message
         self.phase = phase
@@ -85,34 +85,34 @@ class _Waits(Exception):  # noqa: N818
         self.trial = NO_TRIAL
 
 
-class RunReconciler:
+class RunController:
     """Reconciles TuningRuns."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Dependencies) -> None:
         self._tools = tools
         self._fresh = FreshStatus()
 
-    async def reconcile(self, key: Key) -> Again:
+    async def reconcile(self, key: Key) -> Requeue:
         """One pass. The key's object may be gone."""
         body = self._fresh.newest(key, self._tools.view.run(key.namespace, key.name))
         if body is None:
-            return Again(gone=True)
+            return Requeue(gone=True)
         if body["metadata"].get("deletionTimestamp"):
-            return Again()
+            return Requeue()
         try:
             run = TuningRun.read(body)
         except InvalidResource as error:
             return await self._unreadable(key, body, error)
         if run.status.phase.terminal:
-            await self._tidy(run, failed=run.status.phase is Phase.FAILED)
-            return Again()
+            await self._tidy(run, failed=run.status.phase is RunPhase.FAILED)
+            return Requeue()
         seen, again = await self._pass(run, body)
         await self._save(key, body, run, seen)
         if seen.phase.terminal:
-            await self._tidy(run, failed=seen.phase is Phase.FAILED)
+            await self._tidy(run, failed=seen.phase is RunPhase.FAILED)
         return again
 
-    async def _pass(self, run: TuningRun, body: Mapping[str, Any]) -> tuple[RunObservation, Again]:
+    async def _pass(self, run: TuningRun, body: Mapping[str, Any]) -> tuple[RunObservation, Requeue]:
         records = self._records(run)
         try:
             return await _Pass(self._tools, run, body, records).go()
@@ -120,19 +120,19 @@ class RunReconciler:
             seen = RunObservation(
                 phase=wait.phase, message=wait.message, spec=wait.spec, trial=wait.trial, records=records
             )
-            return seen, Again(after=WAIT_SECONDS)
+            return seen, Requeue(after=WAIT_SECONDS)
         except _Ended as end:
             seen = RunObservation(
-                phase=Phase.FAILED,
+                phase=RunPhase.FAILED,
                 message=end.message,
                 spec=end.spec,
                 trial=TRIAL_OVER,
                 records=records,
                 job_failed=end.job_failed,
             )
-            return seen, Again()
+            return seen, Requeue()
 
-    def _records(self, run: TuningRun) -> Records:
+    def _records(self, run: TuningRun) -> JobRecords:
         namespace, name = run.metadata.namespace or "", names.records_config_map(run.metadata.name)
         records = read_records(self._tools.view.child("ConfigMap", namespace, name))
         if records.unreadable:
@@ -155,22 +155,22 @@ class RunReconciler:
             LOG.info("%s: %s: %s", key, status.phase.value, status.message)
         await self._tools.events.conditions(body, changed(run.status.conditions, status.conditions))
 
-    async def _unreadable(self, key: Key, body: Mapping[str, Any], error: InvalidResource) -> Again:
+    async def _unreadable(self, key: Key, body: Mapping[str, Any], error: InvalidResource) -> Requeue:
         """A spec that the schema let through and the models do not, or one of a newer release."""
         finding = no(Reason.INVALID_SPEC, "; ".join(str(problem) for problem in error.problems))
         status = body.get("status") or {}
-        if status.get("phase") == Phase.FAILED.value and status.get("message") == finding.message:
-            return Again()
+        if status.get("phase") == RunPhase.FAILED.value and status.get("message") == finding.message:
+            return Requeue()
         condition = finding.condition(
             ConditionType.SPEC_VALID, generation=body["metadata"].get("generation") or 0, now=self._tools.now()
         )
-        failed = {"phase": Phase.FAILED.value, "message": finding.message, "conditions": [condition.to_kube()]}
+        failed = {"phase": RunPhase.FAILED.value, "message": finding.message, "conditions": [condition.to_kube()]}
         answer = await self._tools.kube.replace_status(TUNING_RUNS, {**body, "status": failed})
         self._fresh.wrote(key, body, answer)
-        return Again()
+        return Requeue()
 
 
-async def _remove(tools: Tools, resource: Any, run: TuningRun, name: str) -> None:
+async def _remove(tools: Dependencies, resource: Any, run: TuningRun, name: str) -> None:
     there = tools.view.child(resource.kind, run.metadata.namespace or "", name)
     owners = there["metadata"].get("ownerReferences") or () if there else ()
     ours = any(owner["uid"] == run.metadata.uid for owner in owners)
@@ -182,7 +182,7 @@ async def _remove(tools: Tools, resource: Any, run: TuningRun, name: str) -> Non
 class _Pass:
     """One pass over a run that is not over. Methods are stages, in the order of a run's life."""
 
-    def __init__(self, tools: Tools, run: TuningRun, body: Mapping[str, Any], records: Records) -> None:
+    def __init__(self, tools: Dependencies, run: TuningRun, body: Mapping[str, Any], records: JobRecords) -> None:
         self._tools = tools
         self._run = run
         self._body = body
@@ -190,12 +190,12 @@ class _Pass:
         self._namespace = run.metadata.namespace or ""
         self._name = run.metadata.name
 
-    async def go(self) -> tuple[RunObservation, Again]:
+    async def go(self) -> tuple[RunObservation, Requeue]:
         """Find the stage, carry it out."""
         service = self._service()
         config = self._config(service)
         study = self._records.study
-        if study is not None and study.phase is Phase.FAILED:
+        if study is not None and study.phase is RunPhase.FAILED:
             raise _Ended(study.message or "the study failed", job_failed=True)
         if study is not None and study.verdict is not None:
             return await self._after_study(service, config)
@@ -206,7 +206,7 @@ class _Pass:
         body = self._tools.view.service(self._namespace, name)
         if body is None or body["metadata"].get("deletionTimestamp"):
             missing = no(Reason.SERVICE_NOT_FOUND, f"spec.serviceRef: InferenceService {name} does not exist here")
-            if self._run.status.phase is Phase.PENDING:
+            if self._run.status.phase is RunPhase.PENDING:
                 raise _Waits(f"waits for InferenceService {name}", spec=missing)
             raise _Ended(f"InferenceService {name} was deleted", spec=missing)
         try:
@@ -214,28 +214,30 @@ class _Pass:
         except InvalidResource as error:
             raise _Waits(f"waits for InferenceService {name}, whose spec is not valid: {error}") from None
 
-    def _tuned(self, service: InferenceService) -> TunedRecord | None:
+    def _tuned(self, service: InferenceService) -> ActiveRevision | None:
         name = names.tuned_config_map(service.metadata.name)
         try:
-            return read_tuned(self._tools.view.child("ConfigMap", self._namespace, name))
+            return read_active_revision(self._tools.view.child("ConfigMap", self._namespace, name))
         except ValueError:
             return None
 
-    def _config(self, service: InferenceService) -> Effective:
+    def _config(self, service: InferenceService) -> EffectiveConfig:
         try:
-            return effective(service, self._tuned(service))
+            return effective_config(service, self._tuned(service))
         except ConfigError as error:
             raise _Waits(f"waits for a valid config of InferenceService {service.metadata.name}: {error}") from None
 
     # -- the study
 
-    async def _study(self, service: InferenceService, config: Effective) -> tuple[RunObservation, Again]:
+    async def _study(self, service: InferenceService, config: EffectiveConfig) -> tuple[RunObservation, Requeue]:
         try:
             check(self._run, service)
-            template = desired(service, config, images=self._tools.settings.images, token=self._service_token(service))
+            template = service_objects(
+                service, config, images=self._tools.settings.images, token=self._service_token(service)
+            )
         except SpecRefusedError as error:
             raise _Ended(error.message, spec=no(error.reason, error.message)) from None
-        if self._run.status.phase is Phase.PENDING:
+        if self._run.status.phase is RunPhase.PENDING:
             self._wait_for_turn(service)
         self._check_trial_template(template.template_revision)
         await self._make(trial_objects(
@@ -249,13 +251,13 @@ class _Pass:
         trial = await self._trial(service)
         job = self._tools.view.child("Job", self._namespace, names.tuner_name(self._name))
         if job is None and not trial.holds:
-            return self._seen(Phase.PREPARING, f"waits for the trial: {trial.message}", trial), Again(
+            return self._seen(RunPhase.PREPARING, f"waits for the trial: {trial.message}", trial), Requeue(
                 after=WAIT_SECONDS
             )
         if job is None:
             await self._make(job_objects(self._run, self._urls(service), images=self._tools.settings.images))
-            return self._seen(Phase.PREPARING, "the tuner starts", trial), Again(after=WAIT_SECONDS)
-        return self._watch(job, trial), Again(after=WAIT_SECONDS)
+            return self._seen(RunPhase.PREPARING, "the tuner starts", trial), Requeue(after=WAIT_SECONDS)
+        return self._watch(job, trial), Requeue(after=WAIT_SECONDS)
 
     def _wait_for_turn(self, service: InferenceService) -> None:
         name = service.metadata.name
@@ -287,7 +289,7 @@ class _Pass:
         if written.conflict:
             raise _Ended(written.conflict)
         if written.error:
-            raise _Waits(f"a write failed and is tried again: {written.error}", phase=Phase.PREPARING)
+            raise _Waits(f"a write failed and is tried again: {written.error}", phase=RunPhase.PREPARING)
 
     def _missing(self, body: Mapping[str, Any]) -> bool:
         there = self._tools.view.child(body["kind"], self._namespace, body["metadata"]["name"])
@@ -311,19 +313,19 @@ class _Pass:
     def _pods(self, container: str) -> list[PodView]:
         return [pod_view(body, container) for body in self._tools.view.run_pods(self._namespace, self._name)]
 
-    async def _probe(self, pod: PodView) -> Probed:
+    async def _probe(self, pod: PodView) -> EngineProbe:
         try:
             state = await self._tools.engines.read(pod.ip, token=self._trial_token())
-        except EngineError as error:
-            return Probed(unreachable=str(error))
-        return Probed(state=state, in_force=True)
+        except EngineCallError as error:
+            return EngineProbe(unreachable=str(error))
+        return EngineProbe(state=state, in_force=True)
 
     def _urls(self, service: InferenceService) -> JobUrls:
         view = self._tools.view
         trial = cluster_ip(view.child("Service", self._namespace, names.trial_name(self._name)))
         stable = cluster_ip(view.child("Service", self._namespace, names.service_name(service.metadata.name)))
         if not (trial and stable):
-            raise _Waits("waits for the addresses of the Services", phase=Phase.PREPARING)
+            raise _Waits("waits for the addresses of the Services", phase=RunPhase.PREPARING)
         return JobUrls(
             trial=service_url(trial),
             trial_admin=admin_url(trial),
@@ -337,7 +339,7 @@ class _Pass:
             why = self._last_words() or seen.failed or "it ended without a verdict"
             raise _Ended(f"the tuning Job failed: {why}", job_failed=True)
         if study is None:
-            return self._seen(Phase.PREPARING, self._last_words() or "the tuner starts", trial)
+            return self._seen(RunPhase.PREPARING, self._last_words() or "the tuner starts", trial)
         return self._seen(study.phase, study.message, trial)
 
     def _old(self, ended_at: str) -> bool:
@@ -355,19 +357,19 @@ class _Pass:
 
     # -- the proposal
 
-    async def _after_study(self, service: InferenceService, config: Effective) -> tuple[RunObservation, Again]:
+    async def _after_study(self, service: InferenceService, config: EffectiveConfig) -> tuple[RunObservation, Requeue]:
         await _remove(self._tools, DEPLOYMENTS, self._run, names.trial_name(self._name))
         study = self._records.study
-        improved = study is not None and study.verdict is Verdict.IMPROVED and study.proposal is not None
+        improved = study is not None and study.verdict is StudyVerdict.IMPROVED and study.proposal is not None
         message = study.message if study else ""
         if not improved or (self._run.spec.apply is not ApplyPolicy.AUTO and self._run.status.rollout is None):
-            return self._seen(Phase.COMPLETED, message, TRIAL_OVER), Again()
+            return self._seen(RunPhase.COMPLETED, message, TRIAL_OVER), Requeue()
         status, wake = await self._roll(service, config)
         phase = rollout_phase(status)
         after = None if phase.terminal else machine.POLL_SECONDS
-        return self._seen(phase, status.message, TRIAL_OVER, status), Again(after=after, wake=wake)
+        return self._seen(phase, status.message, TRIAL_OVER, status), Requeue(after=after, wake=wake)
 
-    async def _roll(self, service: InferenceService, config: Effective) -> tuple[RolloutStatus, tuple[Key, ...]]:
+    async def _roll(self, service: InferenceService, config: EffectiveConfig) -> tuple[RolloutStatus, tuple[Key, ...]]:
         scene = await self._scene(service, config, None)
         status = self._run.status.rollout
         if status is None:
@@ -388,7 +390,7 @@ class _Pass:
         wake = (Key(names.INFERENCE_SERVICE_KIND, self._namespace, service.metadata.name),) if taken.write else ()
         return taken.status, wake
 
-    def _begin(self, config: Effective, scene: machine.Scene) -> RolloutStatus:
+    def _begin(self, config: EffectiveConfig, scene: machine.RolloutScene) -> RolloutStatus:
         status = machine.begin(scene)
         there = self._tools.view.child("ConfigMap", self._namespace, names.trial_name(self._name))
         baseline = json.loads(there["data"][names.CONFIG_KEY])["config"] if there else dict(config.values)
@@ -397,15 +399,15 @@ class _Pass:
         message = "the service's config changed since the study began: the proposal was not measured against it"
         return status.model_copy(update={"phase": RolloutPhase.FAILED, "message": f"{message}; create a new TuningRun"})
 
-    async def _scene(self, service: InferenceService, config: Effective, reading: Any) -> machine.Scene:
+    async def _scene(self, service: InferenceService, config: EffectiveConfig, reading: Any) -> machine.RolloutScene:
         study = self._records.study
         knobs = study.proposal.knobs.values() if study and study.proposal else {}
         pinned = service.spec.engine.config.values()
         slo: SloSpec | None = service.spec.slo
-        return machine.Scene(
+        return machine.RolloutScene(
             now=self._tools.now(),
             namespace=self._namespace,
-            proposal=machine.Proposal(
+            proposal=machine.ProposedChange(
                 run=self._name,
                 run_uid=self._run.metadata.uid or "",
                 knobs=knobs,
@@ -421,7 +423,7 @@ class _Pass:
             service_problem=_engine_problem(service),
         )
 
-    async def _engines(self, service: InferenceService, config: Effective) -> dict[str, machine.PodFacts]:
+    async def _engines(self, service: InferenceService, config: EffectiveConfig) -> dict[str, machine.PodFacts]:
         ready = [pod for pod in self._stable(service) if pod.ready and pod.ip]
         facts = await asyncio.gather(*(self._facts(pod, service, config) for pod in ready))
         return {fact.uid: fact for fact in facts if fact is not None}
@@ -431,11 +433,11 @@ class _Pass:
         pods = [pod for pod in map(pod_view, raw) if pod.track == names.TRACK_STABLE]
         return [pod for pod in pods if not pod.terminating and not pod.finished]
 
-    async def _facts(self, pod: PodView, service: InferenceService, config: Effective) -> machine.PodFacts | None:
+    async def _facts(self, pod: PodView, service: InferenceService, config: EffectiveConfig) -> machine.PodFacts | None:
         try:
             state = await self._tools.engines.read(pod.ip, token=self._service_token(service))
             wanted = config.hot(state.device)
-        except (EngineError, ConfigError):
+        except (EngineCallError, ConfigError):
             return None
         return machine.PodFacts(
             name=pod.name,
@@ -446,7 +448,9 @@ class _Pass:
             wanted=wanted,
         )
 
-    def _seen(self, phase: Phase, message: str, trial: Finding, rollout: RolloutStatus | None = None) -> RunObservation:
+    def _seen(
+        self, phase: RunPhase, message: str, trial: Finding, rollout: RolloutStatus | None = None
+    ) -> RunObservation:
         return RunObservation(
             phase=phase, message=message, spec=VALID, trial=trial, records=self._records, rollout=rollout
         )

@@ -11,7 +11,13 @@ from pydantic import ValidationError
 
 from headrace_api import names
 from headrace_api.v1alpha1.conditions import ConditionType, Reason, merge_conditions
-from headrace_api.v1alpha1.records import Phase, StudyRecord, TrialRecord, TrialState, Verdict
+from headrace_api.v1alpha1.records import (
+    RunPhase,
+    StudyRecord,
+    StudyVerdict,
+    TrialRecord,
+    TrialState,
+)
 from headrace_api.v1alpha1.tuningrun import (
     MAX_TRIAL_LOG,
     ApplyPolicy,
@@ -27,7 +33,7 @@ LOST = (TrialState.FAILED, TrialState.VOID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class JobRecords:
     """What the Job wrote, in order. `unreadable` names keys that could not be read."""
 
     study: StudyRecord | None = None
@@ -35,7 +41,7 @@ class Records:
     unreadable: tuple[str, ...] = ()
 
 
-def read_records(config_map: Mapping[str, Any] | None) -> Records:
+def read_records(config_map: Mapping[str, Any] | None) -> JobRecords:
     """Records of ConfigMap RUN-records. A key that is not readable is left out, not fatal: the Job may be newer."""
     data: Mapping[str, str] = (config_map or {}).get("data") or {}
     study, trials, unreadable = None, [], []
@@ -47,18 +53,18 @@ def read_records(config_map: Mapping[str, Any] | None) -> Records:
                 trials.append(TrialRecord.model_validate_json(data[key]))
         except ValidationError:
             unreadable.append(key)
-    return Records(study=study, trials=tuple(trials), unreadable=tuple(unreadable))
+    return JobRecords(study=study, trials=tuple(trials), unreadable=tuple(unreadable))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunObservation:
     """What this pass found and decided."""
 
-    phase: Phase
+    phase: RunPhase
     message: str
     spec: Finding
     trial: Finding
-    records: Records = field(default_factory=Records)
+    records: JobRecords = field(default_factory=JobRecords)
     rollout: RolloutStatus | None = None
     job_failed: bool = False
 
@@ -84,7 +90,7 @@ def run_status(run: TuningRun, seen: RunObservation, *, now: datetime) -> Tuning
     return old.model_copy(update=known)
 
 
-def _from_records(run: TuningRun, records: Records) -> dict[str, Any]:
+def _from_records(run: TuningRun, records: JobRecords) -> dict[str, Any]:
     study = records.study
     known: dict[str, Any] = {}
     if records.trials or study is not None:
@@ -102,9 +108,9 @@ def _complete(seen: RunObservation) -> Finding:
     study = seen.records.study
     if study is not None and study.verdict is not None:
         return yes(Reason.FINISHED, f"verdict {study.verdict.value}: {study.message}")
-    if seen.phase is Phase.FAILED:
+    if seen.phase is RunPhase.FAILED:
         return no(Reason.JOB_FAILED if seen.job_failed else Reason.FINISHED, seen.message)
-    if seen.phase in (Phase.PENDING, Phase.PREPARING):
+    if seen.phase in (RunPhase.PENDING, RunPhase.PREPARING):
         return no(Reason.PENDING, seen.message)
     return no(Reason.RUNNING, seen.message)
 
@@ -116,7 +122,7 @@ _ROLLOUT_REASONS = {
 }
 
 
-def applied_finding(run: TuningRun, records: Records, rollout: RolloutStatus | None) -> Finding:
+def applied_finding(run: TuningRun, records: JobRecords, rollout: RolloutStatus | None) -> Finding:
     """Whether the proposal is in force, and why."""
     if rollout is not None:
         reason = _ROLLOUT_REASONS.get(rollout.phase, Reason.APPLYING)
@@ -124,7 +130,7 @@ def applied_finding(run: TuningRun, records: Records, rollout: RolloutStatus | N
     study = records.study
     if study is None or study.verdict is None:
         return no(Reason.NOT_DECIDED, "the study has no verdict yet")
-    if study.verdict is not Verdict.IMPROVED or study.proposal is None:
+    if study.verdict is not StudyVerdict.IMPROVED or study.proposal is None:
         return no(Reason.NOTHING_TO_APPLY, f"verdict {study.verdict.value}: the service keeps its config")
     if run.spec.apply is ApplyPolicy.NEVER:
         return no(Reason.NOT_REQUESTED, "spec.apply is Never")
@@ -133,8 +139,8 @@ def applied_finding(run: TuningRun, records: Records, rollout: RolloutStatus | N
     return no(Reason.APPLYING, "the rollout begins")
 
 
-def rollout_phase(rollout: RolloutStatus) -> Phase:
+def rollout_phase(rollout: RolloutStatus) -> RunPhase:
     """Phase of a run whose proposal is being rolled out."""
     if rollout.phase.terminal:
-        return Phase.COMPLETED
-    return Phase.CHECKING if rollout.phase is RolloutPhase.MEASURING_AFTER else Phase.APPLYING
+        return RunPhase.COMPLETED
+    return RunPhase.CHECKING if rollout.phase is RolloutPhase.MEASURING_AFTER else RunPhase.APPLYING

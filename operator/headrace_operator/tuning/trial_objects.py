@@ -9,7 +9,7 @@ from typing import Any
 from headrace_api import names
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.tuningrun import TuningRun
-from headrace_operator.service.effective_config import Effective
+from headrace_operator.service.effective_config import EffectiveConfig
 from headrace_operator.service.objects import Owned
 from headrace_operator.service.pod import (
     GRACE_SECONDS,
@@ -36,7 +36,7 @@ class JobUrls:
 
 
 def trial_objects(
-    run: TuningRun, service: InferenceService, config: Effective, *, images: Images, token: str, revision: str
+    run: TuningRun, service: InferenceService, config: EffectiveConfig, *, images: Images, token: str, revision: str
 ) -> tuple[dict[str, Any], ...]:
     """One pod like the service's, with its effective config as the baseline. `revision` is the service's template.
 

@@ -15,7 +15,8 @@ import yaml
 from headrace_client import resources as res
 from headrace_client import watching
 from headrace_client.errors import Conflict, Forbidden, Invalid, NotFound
-from headrace_client.kube import Kube, WatchEvent
+from headrace_client.kube import Kube
+from headrace_client.watching import WatchEvent
 
 
 def config_map(namespace: str, name: str = "a", **data: str) -> dict[str, Any]:

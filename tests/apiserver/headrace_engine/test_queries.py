@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from headrace_api.metrics_page import QUERIES
 from headrace_client.errors import PrometheusError
-from headrace_client.prom import Prometheus, Sample
+from headrace_client.prom import Prometheus, PromSample
 from headrace_core.evidence.slo import SloSet
 from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler.events import (
@@ -29,7 +29,7 @@ from headrace_core.scheduler.events import (
 )
 from headrace_core.sim.roofline import AttentionLayers, ModelShape, Peaks
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_local.binaries import Source, find_all
+from headrace_local.binaries import BinarySource, find_all
 from headrace_local.layout import cache_root
 
 SHAPE = ModelShape(
@@ -48,7 +48,7 @@ class World:
 
 def binary() -> Path:
     (found,) = find_all(cache_root(os.environ), os.environ, ("prometheus",))
-    if found.source is Source.MISSING:
+    if found.source is BinarySource.MISSING:
         pytest.skip("no prometheus: put it on PATH, or run `headrace local binaries` once to build it")
     return found.path
 
@@ -136,7 +136,7 @@ async def test_every_query_answers(world: World) -> None:
         serve(world.metrics, at)
         await asyncio.sleep(0.05)  # load over several scrapes: a rate needs them
     await scraped(world.prometheus, time.time() + 1.0)  # Prometheus speaks Unix time
-    answers: dict[str, list[Sample]] = {}
+    answers: dict[str, list[PromSample]] = {}
     for query in QUERIES:
         answers[query.question] = found = await world.prometheus.query(query.expr)
         assert found, query.question

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace_api import names
-from headrace_api.v1alpha1.records import Phase, Verdict
+from headrace_api.v1alpha1.records import RunPhase, StudyVerdict
 from headrace_client.resources import CONFIG_MAPS, TUNING_RUNS
 from headrace_tuner.records.store import decode
 
@@ -72,8 +72,8 @@ async def test_a_job_that_is_killed_goes_on_and_ends(engine, prometheus_url, kub
     assert after.trials[: len(before.trials)] == before.trials, "an ended trial is not measured again"
     assert after.study.baseline.knobs == before.study.baseline.knobs, "the baseline is not what a trial left behind"
     assert [trial.number for trial in after.trials] == list(range(len(after.trials)))
-    assert after.study.verdict in set(Verdict)
-    assert after.study.phase is Phase.COMPLETED
+    assert after.study.verdict in set(StudyVerdict)
+    assert after.study.phase is RunPhase.COMPLETED
 
 
 async def test_the_load_stays_on_until_the_rollout_has_ended(
@@ -123,5 +123,5 @@ async def test_what_cannot_work_ends_with_a_reason_in_log_and_records(
     assert job.returncode == 1, output.decode()
     assert b"start the engine with that one" in output
     study = (await records(kube, namespace)).study
-    assert study.phase is Phase.FAILED
+    assert study.phase is RunPhase.FAILED
     assert "start the engine with that one" in study.message

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from headrace_api import names
-from headrace_api.v1alpha1.records import Phase, StudyRecord
+from headrace_api.v1alpha1.records import RunPhase, StudyRecord
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS
 from headrace_tuner.errors import LeaseLost
 from headrace_tuner.records.configmap import ConfigMapStore
 
-STUDY = StudyRecord(phase=Phase.SEARCHING, message="trial 3")
+STUDY = StudyRecord(phase=RunPhase.SEARCHING, message="trial 3")
 OWNER = {"apiVersion": names.API_VERSION, "kind": "TuningRun", "name": "run", "uid": "0-0", "controller": True}
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from headrace_core.json_log import JsonFormatter
-from headrace_engine.loop.calls import KEPT_CALLS, MAX_REQUEST_ID, Calls, Generation
+from headrace_engine.loop.calls import KEPT_CALLS, MAX_REQUEST_ID, CallRegistry, GenerationRecord
 
 Serve = Any
 AUTH = {"Authorization": "Bearer s3cret"}
@@ -222,7 +222,7 @@ async def test_a_revision_is_a_header_whatever_it_holds(serve: Serve, monkeypatc
 
 async def test_case_10_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -> None:
     """The books of the HTTP side, at full number; a few real calls show that they are kept with every call."""
-    calls = Calls()
+    calls = CallRegistry()
     for number in range(10_000):
         call = calls.begin(method="POST", path="/", client="", request_id=str(number))
         call.generations.append(_generation(f"cmpl-{number}-0"))
@@ -241,7 +241,7 @@ async def test_case_10_ten_thousand_finished_calls_leave_no_state_behind(serve: 
     assert server.engine.loop.stats.blocks_free == server.engine.loop.stats.blocks_total
 
 
-def _generation(name: str) -> Generation:
-    return Generation(
+def _generation(name: str) -> GenerationRecord:
+    return GenerationRecord(
         id=name, arrival=0, prompt_tokens=1, is_fork=False, max_tokens=1, temperature=1, top_p=1
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace_core.knobs.resolve import resolve
-from headrace_core.sim.step_time import CostModel, StepShape
+from headrace_core.sim.step_time import StepShape, StepTimeModel
 from headrace_engine.http.heartbeat import FIRST_SECONDS, FLOOR_SECONDS, deadline, largest_step
 from headrace_engine.openai.prompts import Prompts
 
@@ -50,7 +50,7 @@ def limit_of(server: Any) -> float:
 
 
 def test_the_deadline_scales_with_the_largest_legal_step() -> None:
-    unknown = CostModel()
+    unknown = StepTimeModel()
     small, large = (resolve({"max_num_batched_tokens": tokens}) for tokens in (256, 8192))
     assert FIRST_SECONDS < deadline(small, unknown) < deadline(large, unknown)
     known = learned(0.5)
@@ -69,7 +69,7 @@ def test_without_chunks_a_whole_prompt_is_a_legal_step() -> None:
 @pytest.mark.parametrize("seen", [(1,), (256,), (1, 2, 4), (1, 256), (8, 64)])
 def test_no_legal_step_reaches_the_deadline_whatever_was_seen_before(seen: tuple[int, ...]) -> None:
     """A step that takes 0.2 s and 20 ms more for a token: what a slow CPU does with a large model."""
-    model = CostModel()
+    model = StepTimeModel()
     for _ in range(50):
         for rows in seen:
             model.observe(shape(rows), 0.2 + 0.02 * rows)
@@ -84,9 +84,9 @@ def shape(rows: int) -> StepShape:
     )  # fmt: skip
 
 
-def learned(seconds: float) -> CostModel:
+def learned(seconds: float) -> StepTimeModel:
     """A model of steps of one token that take so long."""
-    model = CostModel()
+    model = StepTimeModel()
     for _ in range(50):
         model.observe(shape(1), seconds)
     return model

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from headrace_api.v1alpha1.records import TrialState, Verdict
+from headrace_api.v1alpha1.records import StudyVerdict, TrialState
 from headrace_bench.modes.server import running_engine
 from headrace_bench.serve.options import PromptForm, ServeOptions
 from headrace_bench.serve.plan import plan_window
@@ -19,7 +19,7 @@ from headrace_bench.serve.show import TerminalDisplay
 from headrace_client.engine import EngineAdmin
 from headrace_client.load.client import LoadClient, find_endpoint, load_session
 from headrace_core.workload.plans import Workload, plan_load
-from headrace_tuner.cli_study import ByHand, slo_of
+from headrace_tuner.cli_study import CliStudy, slo_of
 from headrace_tuner.connections import Addresses, connect
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.records.store import decode
@@ -156,7 +156,7 @@ async def test_a_whole_study_by_hand(engine, prometheus_url, tmp_path) -> None:
     spec = tmp_path / "run.yaml"
     spec.write_text(yaml.safe_dump(SPEC))
     records = tmp_path / "records"
-    by_hand = ByHand(
+    by_hand = CliStudy(
         url=engine.url, admin_url=engine.admin_url, prometheus_url=prometheus_url, spec=spec, records=records
     )
     async with EngineAdmin(engine.admin_url) as admin:
@@ -169,7 +169,7 @@ async def test_a_whole_study_by_hand(engine, prometheus_url, tmp_path) -> None:
     assert len(written.trials) == 4
     assert written.trials[0].knobs.values() == AS_FOUND
     assert all(trial.state is not TrialState.VOID for trial in written.trials), written.trials
-    assert study.verdict in set(Verdict) - {Verdict.ABSTAINED}
+    assert study.verdict in set(StudyVerdict) - {StudyVerdict.ABSTAINED}
     assert study == await by_hand.run(Console(quiet=True)), "a second start finds the study ended and measures nothing"
 
 
@@ -178,7 +178,7 @@ async def test_an_engine_with_another_slo_is_refused_before_any_trial(engine, pr
     other = json.loads(json.dumps(SPEC))
     other["spec"]["slo"]["ttft"]["threshold"] = "1s"
     spec.write_text(yaml.safe_dump(other))
-    by_hand = ByHand(
+    by_hand = CliStudy(
         url=engine.url, admin_url=engine.admin_url, prometheus_url=prometheus_url, spec=spec, records=tmp_path / "none"
     )
     with pytest.raises(TunerError, match="start the engine with that one"):

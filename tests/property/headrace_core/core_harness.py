@@ -115,7 +115,7 @@ class Harness:
         before, generation = self.scheduler.config, self.scheduler.generation
         answer = self.call("reconfigure", changes)
         changed = self.scheduler.config != before
-        if isinstance(answer, events.Refused):
+        if isinstance(answer, events.ChangeRefused):
             assert answer.problems
             assert not changed
         assert self.scheduler.generation == generation + changed

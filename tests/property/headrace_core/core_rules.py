@@ -9,8 +9,8 @@ from hypothesis import event
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.events import Request, ScheduledSeq, StepPlan
 from headrace_core.scheduler.scheduler import Scheduler
-from headrace_core.scheduler.sequence import Phase
 from headrace_core.scheduler.sequence import Sequence as Seq
+from headrace_core.scheduler.sequence import SequencePhase
 from headrace_core.trace.explain import WaitCause
 
 
@@ -20,7 +20,7 @@ class Before:
     def __init__(self, scheduler: Scheduler) -> None:
         ledger = scheduler.ledger
         self.running = list(ledger.running.values())
-        self.decodes = [seq.request_id for seq in self.running if seq.phase is Phase.DECODE]
+        self.decodes = [seq.request_id for seq in self.running if seq.phase is SequencePhase.DECODE]
         self.queue = [seq for seq in ledger.waiting if seq.sibling is None]
         self.forks = [seq for seq in ledger.waiting if seq.sibling is not None]
         self.tables = {seq.request_id: seq.blocks for seq in self.running}
@@ -31,7 +31,7 @@ def prefill_rows(plan: StepPlan) -> list[ScheduledSeq]:
 
 
 def prefilling(scheduler: Scheduler) -> list[Seq]:
-    return [seq for seq in scheduler.ledger.running.values() if seq.phase is Phase.PREFILL]
+    return [seq for seq in scheduler.ledger.running.values() if seq.phase is SequencePhase.PREFILL]
 
 
 def part_prefilled(plan: StepPlan, scheduler: Scheduler) -> list[Seq]:
@@ -115,7 +115,7 @@ def check_forks(plan: StepPlan, before: Before, scheduler: Scheduler) -> None:
     asked: set[str] = set()
     for seq in before.forks:
         sibling = seq.sibling
-        if seq.phase is not Phase.WAITING or sibling is None or not _ends_prefill(rows.get(sibling.request_id)):
+        if seq.phase is not SequencePhase.WAITING or sibling is None or not _ends_prefill(rows.get(sibling.request_id)):
             continue
         if sibling.request_id in asked:
             continue  # behind another fork, which had no room
@@ -150,7 +150,7 @@ def expected_peak(scheduler: Scheduler, extra: Sequence[Seq], blocks: int) -> in
     loads = []
     for seq in (*ledger.running.values(), *extra):
         left = ledger.predictor.remaining(seq.num_output_tokens, seq.request.max_tokens) - 1
-        held = len(seq.blocks) if seq.phase is Phase.DECODE else -(-len(seq.tokens) // size)
+        held = len(seq.blocks) if seq.phase is SequencePhase.DECODE else -(-len(seq.tokens) // size)
         loads.append((left, held))
     owed = sum(-(-len(seq.tokens) // size) - len(seq.blocks) for seq in prefilling(scheduler))
     now = ledger.pool.used + owed + blocks

@@ -3,9 +3,9 @@
 from collections import defaultdict
 
 from headrace_core.scheduler.scheduler import Scheduler
-from headrace_core.scheduler.sequence import Phase
 from headrace_core.scheduler.sequence import Sequence as Seq
-from headrace_core.trace.explain import Explanation, Wait, WaitCause
+from headrace_core.scheduler.sequence import SequencePhase
+from headrace_core.trace.explain import RequestExplanation, Wait, WaitCause
 
 Sums = dict[WaitCause, tuple[int, float]]
 
@@ -53,7 +53,7 @@ class WaitBook:
                 self._book(request_id, cause, 1, 0.0)
             self._cause[request_id] = cause
 
-    def compare(self, request_id: str, told: Explanation) -> None:
+    def compare(self, request_id: str, told: RequestExplanation) -> None:
         """What the scheduler tells of a request is what was booked here."""
         assert _sums(told.waits) == self.waits[request_id], f"waits of {request_id}"
         assert _sums(told.stalls) == self.stalls[request_id], f"stalls of {request_id}"
@@ -71,9 +71,9 @@ class WaitBook:
 
     def _cause_of(self, seq: Seq) -> WaitCause | None:
         request_id = seq.request_id
-        if seq.phase is Phase.DECODE:
+        if seq.phase is SequencePhase.DECODE:
             return None
-        if seq.phase is Phase.PREFILL:
+        if seq.phase is SequencePhase.PREFILL:
             return self._blocked.get(request_id)
         if seq.evicted:
             return WaitCause.AFTER_PREEMPTION

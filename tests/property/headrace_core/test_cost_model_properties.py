@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_core.scheduler.events import ScheduledSeq
-from headrace_core.sim.step_time import CostModel, StepShape
+from headrace_core.sim.step_time import StepShape, StepTimeModel
 
 NUMBERS = st.integers(0, 1_000_000)
 SHAPES = st.builds(
@@ -18,7 +18,7 @@ SECONDS = st.floats(1e-7, 1e3)
 
 @given(st.lists(st.tuples(SHAPES, SECONDS), max_size=45), st.lists(SHAPES, min_size=1, max_size=3), st.booleans())
 def test_predictions_are_times(observed, asked, as_seed) -> None:
-    model = CostModel(observed if as_seed else ())
+    model = StepTimeModel(observed if as_seed else ())
     for shape, seconds in () if as_seed else observed:
         model.observe(shape, seconds)
     for shape in asked:
@@ -31,7 +31,7 @@ def test_predictions_are_times(observed, asked, as_seed) -> None:
 
 @given(SHAPES, SECONDS)
 def test_one_kind_of_step_is_predicted_as_it_was(shape, seconds) -> None:
-    model = CostModel()
+    model = StepTimeModel()
     for _ in range(40):
         model.observe(shape, seconds)
     assert math.isclose(model.predict(shape), seconds, rel_tol=0.02)

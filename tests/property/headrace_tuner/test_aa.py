@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headrace_api.v1alpha1.records import Half, Verdict
+from headrace_api.v1alpha1.records import Half, StudyVerdict
 from headrace_api.v1alpha1.tuningrun import Objective
 from headrace_tuner.ladder.effect import compare, decide
 
@@ -38,7 +38,7 @@ def improved(
 ) -> bool:
     baseline, winner = ([window(rng, share=share, **noise) for _ in range(blocks)] for share in shares)
     effect = compare(baseline, winner, objective=Objective.GOODPUT, confidence=confidence)
-    return decide(effect, min_effect=0.02, any_feasible=True) is Verdict.IMPROVED
+    return decide(effect, min_effect=0.02, any_feasible=True) is StudyVerdict.IMPROVED
 
 
 @pytest.mark.parametrize(("blocks", "confidence"), [(2, 0.9), (3, 0.9), (4, 0.95)])

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_bench.modes import outcome
-from headrace_bench.serve.plan import Prefix, Shape, plan_window
+from headrace_bench.serve.plan import Prefix, RequestMix, plan_window
 from headrace_client.load.sse import Completion, StreamError
 from headrace_core.errors import HeadraceError
-from headrace_core.workload.arrivals import Arrivals, Process
+from headrace_core.workload.arrivals import ArrivalProcess, Arrivals
 from headrace_core.workload.lengths import Length
 from headrace_core.workload.trace_files import parse_trace
 
 RATES = st.floats(0.01, 1e5)
 ARRIVALS = st.builds(
     Arrivals,
-    process=st.sampled_from(Process),
+    process=st.sampled_from(ArrivalProcess),
     rate=RATES,
     ramp_to=st.none() | RATES,
     burstiness=st.floats(0.01, 100),
@@ -46,7 +46,7 @@ def test_arrivals_are_as_many_as_asked_in_order_and_inside(
 
 
 SHAPES = st.builds(
-    Shape,
+    RequestMix,
     prompt=LENGTHS.map(Length.parse),
     long=LENGTHS.map(Length.parse),
     output=LENGTHS.map(Length.parse),
@@ -56,7 +56,7 @@ SHAPES = st.builds(
 
 
 @given(SHAPES, st.integers(0, 2**31))
-def test_no_request_exceeds_what_the_shape_says(shape: Shape, seed: int) -> None:
+def test_no_request_exceeds_what_the_shape_says(shape: RequestMix, seed: int) -> None:
     plan = plan_window(Arrivals(rate=1), shape, requests=30, duration=30.0, seed=seed)
     assert max(item.prompt_tokens + item.output_tokens for item in plan) <= shape.longest
     assert min(min(item.prompt_tokens, item.output_tokens) for item in plan) >= 1

@@ -15,7 +15,13 @@ from headrace_api.v1alpha1.conditions import (
     merge_conditions,
 )
 from headrace_api.v1alpha1.knobs import HotKnobs
-from headrace_api.v1alpha1.records import Phase, StudyRecord, TrialRecord, TrialState, Verdict
+from headrace_api.v1alpha1.records import (
+    RunPhase,
+    StudyRecord,
+    StudyVerdict,
+    TrialRecord,
+    TrialState,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=1)
@@ -59,7 +65,7 @@ def test_every_type_and_reason_is_documented_under_a_resource() -> None:
 
 
 def test_every_word_says_what_it_means() -> None:
-    for word in (*ConditionType, *Reason, *Phase, *Verdict, *TrialState):
+    for word in (*ConditionType, *Reason, *RunPhase, *StudyVerdict, *TrialState):
         assert word.doc.endswith("."), word
         assert str(word) == word.value
 
@@ -109,4 +115,4 @@ def test_a_trial_record_round_trips_and_shortens_to_what_the_status_shows(state:
 
 
 def test_study_record_takes_a_newer_jobs_fields() -> None:
-    assert StudyRecord.model_validate({"phase": "Searching", "inventedLater": 1}).phase is Phase.SEARCHING
+    assert StudyRecord.model_validate({"phase": "Searching", "inventedLater": 1}).phase is RunPhase.SEARCHING

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace_api.base import InvalidResource, Resource
+from headrace_api.base import CustomResource, InvalidResource
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.tuningrun import MAX_TRIAL_LOG, TrialCounts, TuningRun
 
@@ -29,7 +29,7 @@ def run(**spec: Any) -> dict[str, Any]:
     return {"apiVersion": "headrace.dev/v1alpha1", "kind": "TuningRun", "metadata": {"name": "t"}, "spec": base | spec}
 
 
-def problems(model: type[Resource], body: dict[str, Any]) -> list[str]:
+def problems(model: type[CustomResource], body: dict[str, Any]) -> list[str]:
     with pytest.raises(InvalidResource) as refused:
         model.parse(body)
     return [str(problem) for problem in refused.value.problems]

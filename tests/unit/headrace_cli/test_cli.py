@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace_cli import bench, explain, main
-from headrace_cli.lazy import Entry, load
+from headrace_cli.lazy import LazyCommand, load
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,7 @@ def test_a_missing_library_names_the_extra(capsys: pytest.CaptureFixture[str]) -
     import typer
 
     with pytest.raises(typer.Exit) as caught:
-        load("tune", Entry("no_such_library_at_all:app", "tuner", ""))
+        load("tune", LazyCommand("no_such_library_at_all:app", "tuner", ""))
     assert caught.value.exit_code == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "no_such_library_at_all" in message

@@ -6,7 +6,13 @@ import aiohttp
 import pytest
 
 from headrace_client.engine import EngineAdmin
-from headrace_client.errors import EngineDenied, EngineError, EngineRefused, EngineUnavailable, StaleGeneration
+from headrace_client.errors import (
+    EngineCallError,
+    EngineDenied,
+    EngineRefused,
+    EngineUnavailable,
+    StaleGeneration,
+)
 
 STATE = {
     "generation": 3,
@@ -52,9 +58,9 @@ async def test_explain_asks_for_one_request(double: Any) -> None:
     double.then(double.json(told), double.json({"error": {"message": "no request 'x' is known"}}, 404), double.json({}))
     async with EngineAdmin(double.url, "secret") as admin:
         assert await admin.explain("a b") == told
-        with pytest.raises(EngineError, match=r"HTTP 404: no request 'x' is known"):
+        with pytest.raises(EngineCallError, match=r"HTTP 404: no request 'x' is known"):
             await admin.explain("x")
-        with pytest.raises(EngineError, match="not an engine's answer"):
+        with pytest.raises(EngineCallError, match="not an engine's answer"):
             await admin.explain("x")
     assert double.seen[0].path == "/admin/explain"
     assert double.seen[0].headers["Authorization"] == "Bearer secret"
@@ -81,13 +87,13 @@ async def test_a_refusal_lists_every_knob(double: Any) -> None:
         (409, StaleGeneration),
         (500, EngineUnavailable),
         (503, EngineUnavailable),
-        (404, EngineError),
+        (404, EngineCallError),
     ],
 )
-async def test_statuses(double: Any, status: int, kind: type[EngineError]) -> None:
+async def test_statuses(double: Any, status: int, kind: type[EngineCallError]) -> None:
     double.then(double.json({"error": {"message": "why"}}, status))
     async with EngineAdmin(double.url) as admin:
-        with pytest.raises(EngineError, match=f"PATCH {double.url}/admin/config: HTTP {status}: why") as failed:
+        with pytest.raises(EngineCallError, match=f"PATCH {double.url}/admin/config: HTTP {status}: why") as failed:
             await admin.patch_config({})
     assert type(failed.value) is kind
 
@@ -101,5 +107,5 @@ async def test_no_answer() -> None:
 async def test_somebody_elses_port(double: Any) -> None:
     double.then(double.json({"hello": 1}))
     async with EngineAdmin(double.url) as admin:
-        with pytest.raises(EngineError, match="not an engine's answer"):
+        with pytest.raises(EngineCallError, match="not an engine's answer"):
             await admin.get_config()

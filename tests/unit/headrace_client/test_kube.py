@@ -8,7 +8,7 @@ import pytest
 from headrace_client import resources as res
 from headrace_client.connection import FileToken
 from headrace_client.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, Unavailable
-from headrace_client.resources import Resource, resource_of
+from headrace_client.resources import ApiResource, resource_of
 from headrace_client.transport import Retry
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "n"}}
@@ -207,4 +207,4 @@ def test_paths() -> None:
     assert res.TUNING_RUNS.path("n", "r", subresource="status").endswith("/namespaces/n/tuningruns/r/status")
     with pytest.raises(ValueError, match="Pod a: a namespace is needed"):
         res.PODS.path(None, "a")
-    assert Resource("g", "v1", "xs", "X").api_version == "g/v1"
+    assert ApiResource("g", "v1", "xs", "X").api_version == "g/v1"

@@ -7,7 +7,7 @@ import pytest
 
 from headrace_client import prom
 from headrace_client.errors import PrometheusError
-from headrace_client.prom import Prometheus, Sample
+from headrace_client.prom import Prometheus, PromSample
 
 
 def ok(kind: str, result: Any) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def stamps(*times: float) -> dict[str, Any]:
 async def test_vector_at_a_time(double: Any) -> None:
     double.then(double.json(ok("vector", [{"metric": {"pod": "a"}, "value": [12.5, "3"]}])))
     async with Prometheus(double.url) as client:
-        assert await client.query("up", at=12.5) == [Sample({"pod": "a"}, 12.5, 3.0)]
+        assert await client.query("up", at=12.5) == [PromSample({"pod": "a"}, 12.5, 3.0)]
     assert double.seen[0].query == {"query": "up", "time": "12.500"}
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from headrace_client import resources as res
 from headrace_client.errors import Forbidden, KubeError, Unavailable
-from headrace_client.kube import EventType, Kube
+from headrace_client.kube import Kube
+from headrace_client.watching import EventType
 
 
 def item(name: str, version: int, uid: str = "u", **more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace_client.prom import Sample
+from headrace_client.prom import PromSample
 from headrace_client.window_reader import Edge, between, selector
 from headrace_core.evidence.windows import WindowVoidError
 
@@ -13,8 +13,8 @@ POD = {"namespace": "demo", "pod": "chat-1"}
 KEY = tuple(sorted(POD.items()))
 
 
-def sample(name: str, value: float, **labels: str) -> Sample:
-    return Sample({"__name__": name, **POD, **labels}, 0.0, value)
+def sample(name: str, value: float, **labels: str) -> PromSample:
+    return PromSample({"__name__": name, **POD, **labels}, 0.0, value)
 
 
 def edge(at: float, *, total: float, good: float, started: float = 5.0, generation: str = "1") -> Edge:

@@ -9,8 +9,8 @@ import pytest
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_core.sim.step_time import (
     TERMS,
-    CostModel,
     StepShape,
+    StepTimeModel,
     _features,
     calibration_samples,
     solve_non_negative,
@@ -52,8 +52,8 @@ def steps(count: int, seed: int = 1) -> list[StepShape]:
     return made
 
 
-def taught(shapes: list[StepShape], seconds: Callable[[StepShape], float] = cost, **options: float) -> CostModel:
-    model = CostModel(**options)
+def taught(shapes: list[StepShape], seconds: Callable[[StepShape], float] = cost, **options: float) -> StepTimeModel:
+    model = StepTimeModel(**options)
     for shape in shapes:
         model.observe(shape, seconds(shape))
     return model
@@ -158,7 +158,7 @@ CALIBRATION = {
 
 
 def test_a_calibration_is_a_start() -> None:
-    model = CostModel(calibration_samples(CALIBRATION))
+    model = StepTimeModel(calibration_samples(CALIBRATION))
     assert model.ready
     for rows in (1, 2, 8, 16):
         assert model.predict(decode(rows, 129)) == pytest.approx(cliff(decode(rows, 129)), rel=0.1)
@@ -168,21 +168,21 @@ def test_a_calibration_is_a_start() -> None:
 
 
 def test_steps_outweigh_the_calibration() -> None:
-    model = CostModel(calibration_samples(CALIBRATION))
+    model = StepTimeModel(calibration_samples(CALIBRATION))
     for shape in steps(600):
         model.observe(shape, 2 * cost(shape))
     assert model.predict(decode(8, 129)) == pytest.approx(2 * cost(decode(8, 129)), rel=0.05)
 
 
 def test_what_live_steps_say_nothing_about_stays_calibrated() -> None:
-    model = CostModel(calibration_samples(CALIBRATION))
+    model = StepTimeModel(calibration_samples(CALIBRATION))
     for _ in range(3000):
         model.observe(decode(8, 129), cost(decode(8, 129)))
     assert model.predict(chunk(384, samples=True)) == pytest.approx(cost(chunk(384, samples=True)), rel=0.2)
 
 
 def test_before_anything_is_known_it_says_so() -> None:
-    model = CostModel()
+    model = StepTimeModel()
     assert not model.ready
     assert model.predict(decode(4)) == 0.0
     assert set(model.coefficients.values()) == {0.0}
@@ -201,7 +201,7 @@ def test_what_is_no_duration_teaches_nothing(bad: float) -> None:
 
 def test_a_memory_below_one_step_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 step"):
-        CostModel(memory=0)
+        StepTimeModel(memory=0)
 
 
 def test_what_would_be_negative_is_left_out() -> None:

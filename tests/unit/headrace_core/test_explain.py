@@ -7,7 +7,7 @@ import pytest
 
 from headrace_core.scheduler.events import FinishReason
 from headrace_core.scheduler.sequence import Sequence
-from headrace_core.trace.explain import Chunk, Eviction, Wait, WaitCause
+from headrace_core.trace.explain import Eviction, PrefillChunk, Wait, WaitCause
 from headrace_core.trace.history import KEPT_ENDED, KEPT_EVENTS
 
 
@@ -27,7 +27,7 @@ def test_a_request_from_its_arrival_to_its_end(driver) -> None:
     d.steps(2)
     life = told(d, "a")
     assert (life.state, life.arrival, life.started, life.first_token, life.ended) == ("decode", 1.0, 2.0, 5.0, None)
-    assert life.chunks == (Chunk(1, 2.0, 0, 4), Chunk(2, 4.0, 4, 2))
+    assert life.chunks == (PrefillChunk(1, 2.0, 0, 4), PrefillChunk(2, 4.0, 4, 2))
     assert (life.prompt_tokens, life.cached_tokens, life.output_tokens, life.max_tokens) == (6, 0, 1, 2)
     d.step()
     life = told(d, "a")
@@ -113,7 +113,7 @@ def test_preemptions_are_told_with_their_reason_and_what_followed(driver) -> Non
     life = told(d, "b")
     assert life.preemptions == (Eviction(7.0, 4, "a"),)
     assert life.stalls == (Wait(WaitCause.AFTER_PREEMPTION, 5, 10.0),)
-    assert life.chunks == (Chunk(1, 3.0, 0, 3), Chunk(8, 17.0, 0, 5))
+    assert life.chunks == (PrefillChunk(1, 3.0, 0, 3), PrefillChunk(8, 17.0, 0, 5))
     assert sum(wait.seconds for wait in life.waits) == life.started - life.arrival
 
 

@@ -9,7 +9,7 @@ from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler.events import FinishReason, Request, StepResult
 from headrace_core.scheduler.scheduler import SchedulerMisuseError
 from headrace_core.trace.record import RecordingScheduler
-from headrace_core.trace.replay import ProblemKind, replay
+from headrace_core.trace.replay import ReplayProblemKind, replay
 
 
 def make(lines: list[str], **knobs: object) -> RecordingScheduler:
@@ -137,7 +137,7 @@ def test_a_last_line_that_lacks_only_its_newline_is_whole(lines: list[str]) -> N
 def test_a_cut_line_in_the_middle_is_corrupt(lines: list[str]) -> None:
     report = replay([*lines[:10], lines[10][:-9] + "\n", *lines[11:]])
     assert report.problem is not None
-    assert (report.problem.kind, report.problem.line, report.calls) == (ProblemKind.CORRUPT, 11, 9)
+    assert (report.problem.kind, report.problem.line, report.calls) == (ReplayProblemKind.CORRUPT, 11, 9)
     assert report.problem.recorded == lines[10][:-9]
 
 
@@ -152,7 +152,7 @@ def test_a_cut_line_in_the_middle_is_corrupt(lines: list[str]) -> None:
 def test_a_line_that_is_no_call_is_corrupt(lines: list[str], text: str) -> None:
     report = replay([*lines[:5], text + "\n", *lines[6:]])
     assert report.problem is not None
-    assert (report.problem.kind, report.problem.line, report.problem.recorded) == (ProblemKind.CORRUPT, 6, text)
+    assert (report.problem.kind, report.problem.line, report.problem.recorded) == (ReplayProblemKind.CORRUPT, 6, text)
 
 
 def test_a_difference_is_told_with_its_line_and_both_texts(lines: list[str]) -> None:
@@ -162,7 +162,7 @@ def test_a_difference_is_told_with_its_line_and_both_texts(lines: list[str]) -> 
     report = replay([*lines[:at], wrong, *lines[at + 1 :]])
     problem = report.problem
     assert problem is not None
-    assert (problem.kind, problem.line) == (ProblemKind.DIFFERENT, at + 1)
+    assert (problem.kind, problem.line) == (ReplayProblemKind.DIFFERENT, at + 1)
     assert (problem.recorded + "\n", problem.replayed + "\n") == (wrong, lines[at])
 
 
@@ -193,7 +193,7 @@ def test_every_answer_counts(lines: list[str]) -> None:
 def test_a_header_that_is_not_usable_is_told(lines: list[str], header: dict[str, object], message: str) -> None:
     report = replay([json.dumps(json.loads(lines[0]) | header) + "\n", *lines[1:]])
     assert report.problem is not None
-    assert (report.problem.kind, report.problem.line) == (ProblemKind.HEADER, 1)
+    assert (report.problem.kind, report.problem.line) == (ReplayProblemKind.HEADER, 1)
     assert message in report.problem.message
 
 
@@ -209,7 +209,7 @@ def test_a_header_without_a_field_names_it(lines: list[str]) -> None:
 def test_a_recording_without_a_whole_line_is_told(nothing: list[str]) -> None:
     report = replay(nothing)
     assert report.problem is not None
-    assert report.problem.kind is ProblemKind.HEADER
+    assert report.problem.kind is ReplayProblemKind.HEADER
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_engine(lines: list[str]) -> None:

@@ -6,10 +6,10 @@ from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler import invariants
 from headrace_core.scheduler.events import (
     Admitted,
+    ChangeRefused,
     Finished,
     FinishReason,
     Reconfigured,
-    Refused,
     Rejected,
     RejectReason,
     Request,
@@ -182,10 +182,10 @@ def test_reconfigure_answers(driver) -> None:
     assert same == Reconfigured(1, scheduler.config)
     assert scheduler.reconfigure({"max_num_seqs": 4}, 0.0) == Reconfigured(2, scheduler.config)
     refused = scheduler.reconfigure({"max_num_seqs": 9, "dtype": "float32", "decode_ratio": 2}, 0.0)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ChangeRefused)
     assert {problem.knob for problem in refused.problems} == {"dtype", "decode_ratio"}
     above = scheduler.reconfigure({"max_num_seqs": 9, "prefill_chunk_size": 1}, 0.0)
-    assert isinstance(above, Refused)
+    assert isinstance(above, ChangeRefused)
     assert "exceeds the boot value 8" in above.problems[0].message
     assert (scheduler.generation, scheduler.config.max_num_seqs, scheduler.config.chunk) == (2, 4, 32)
 

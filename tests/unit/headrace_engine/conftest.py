@@ -17,15 +17,16 @@ from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler.events import Finished, Request, Token
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine import device as devices
-from headrace_engine.loop.engine_loop import EngineLoop, Submission
+from headrace_engine.loop.engine_loop import EngineLoop
+from headrace_engine.loop.live_request import Submission
 from headrace_engine.loop.probe import probe
-from headrace_engine.loop.runner import Runner
+from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.outputs import Done, Event
-from headrace_engine.sampling.sampler import SamplingParams
+from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.token_state import TokenState
 from headrace_engine.text.detokenize import TextStream
 
@@ -101,11 +102,11 @@ def make_engine(model: LoadedModel, *, num_blocks: int = 400, block_size: int = 
     room = min(model.max_position, (num_blocks - 1) * block_size)
     scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=room)
     scheduler.expect([1] * 8, 0.0)  # admission foresees less output than comes, so that a small pool preempts
-    return scheduler, Runner(model, pool)
+    return scheduler, ModelRunner(model, pool)
 
 
 def run_all(
-    scheduler: Scheduler, runner: Runner, prompts: Sequence[Sequence[int]], *, max_tokens: int,
+    scheduler: Scheduler, runner: ModelRunner, prompts: Sequence[Sequence[int]], *, max_tokens: int,
     params: Sequence[SamplingParams] | None = None,
 ) -> list[list[int]]:  # fmt: skip
     """Submit all at once, step until all ended; the output ids of each."""
@@ -155,7 +156,7 @@ class Looped:
 
     loop: EngineLoop
     scheduler: Scheduler
-    runner: Runner
+    runner: ModelRunner
     metrics: EngineMetrics
     tokenizer: Any
     queues: dict[str, asyncio.Queue[Event]] = field(default_factory=dict)

@@ -8,7 +8,8 @@ from headrace_core.evidence.slo import SloSet
 from headrace_core.knobs.resolve import resolve
 from headrace_core.metric_names import Metric
 from headrace_core.scheduler.events import Request, ScheduledSeq, StepPlan
-from headrace_engine.metrics.engine_metrics import EngineMetrics, RequestTimes
+from headrace_engine.metrics.engine_metrics import EngineMetrics
+from headrace_engine.metrics.request_times import RequestTimes
 
 SLO = SloSet(ttft_seconds=0.37, itl_seconds=0.0517, e2e_seconds=7.7)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_local.binaries import Source, ask_version, cached_path, find, find_all
+from headrace_local.binaries import BinarySource, ask_version, cached_path, find, find_all
 from headrace_local.go_modules import (
     PROGRAMS,
     build_argv,
@@ -53,23 +53,23 @@ def test_assets_come_first(machine: Machine):
     fake(machine.bin, f"Kubernetes v{PINNED}")
     machine.cached()
     found = machine.find()
-    assert (found.source, found.path, found.version) == (Source.ASSETS, expected, f"{MINOR}.0")
+    assert (found.source, found.path, found.version) == (BinarySource.ASSETS, expected, f"{MINOR}.0")
 
 
 def test_then_path(machine: Machine):
     expected = fake(machine.bin, f"Kubernetes v{PINNED}")
     machine.cached()
-    assert (machine.find().source, machine.find().path) == (Source.PATH, expected)
+    assert (machine.find().source, machine.find().path) == (BinarySource.PATH, expected)
 
 
 def test_then_the_cache(machine: Machine):
     expected = machine.cached()
-    assert (machine.find().source, machine.find().path) == (Source.CACHE, expected)
+    assert (machine.find().source, machine.find().path) == (BinarySource.CACHE, expected)
 
 
 def test_otherwise_it_is_missing_and_the_path_is_where_it_will_be(machine: Machine):
     found = machine.find()
-    assert found.source is Source.MISSING
+    assert found.source is BinarySource.MISSING
     assert found.path == machine.cache / "bin" / f"kubernetes-{PINNED}" / "kube-scheduler"
 
 
@@ -78,14 +78,14 @@ def test_another_release_is_passed_over_with_the_reason(machine: Machine, says: 
     old = fake(machine.bin, says)
     machine.cached()
     found = machine.find()
-    assert found.source is Source.CACHE
+    assert found.source is BinarySource.CACHE
     assert str(old) in found.passed_over[0]
     assert MINOR in found.passed_over[0]
 
 
 def test_one_that_fails_when_asked_is_passed_over(machine: Machine):
     fake(machine.bin, "x").write_text(f"#!/bin/sh\necho v{PINNED}\nexit 1\n")
-    assert machine.find().source is Source.MISSING
+    assert machine.find().source is BinarySource.MISSING
 
 
 @pytest.mark.parametrize(

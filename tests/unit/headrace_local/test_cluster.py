@@ -9,7 +9,7 @@ import pytest
 
 from headrace_local import cluster
 from headrace_local.binaries import Binaries
-from headrace_local.cluster import State
+from headrace_local.cluster import SlotState
 from headrace_local.errors import LocalError
 from headrace_local.isolation import Isolation
 from headrace_local.layout import Slot
@@ -33,7 +33,7 @@ def start(slot: Slot, name: str = "part") -> None:
 
 
 def test_nothing_there(slot: Slot):
-    assert cluster.status(slot).state is State.ABSENT
+    assert cluster.status(slot).state is SlotState.ABSENT
     report = cluster.down(slot)
     assert (report.stopped, report.killed, report.unmounted) == ((), (), ())
 
@@ -41,19 +41,19 @@ def test_nothing_there(slot: Slot):
 def test_half_a_cluster_is_broken_and_down_clears_it(slot: Slot):
     start(slot)
     found = cluster.status(slot)
-    assert found.state is State.BROKEN
+    assert found.state is SlotState.BROKEN
     assert [process.name for process in found.processes] == ["part"]
     assert found.processes[0].seconds is not None
     assert 0 <= found.processes[0].seconds < 120
     assert cluster.down(slot).stopped == ("part",)
-    assert cluster.status(slot).state is State.ABSENT
+    assert cluster.status(slot).state is SlotState.ABSENT
     assert slot.log_file("part").exists(), "logs are kept"
 
 
 def test_what_lost_its_record_is_killed(slot: Slot):
     start(slot)
     slot.pid_file("part").unlink()
-    assert cluster.status(slot).state is State.BROKEN
+    assert cluster.status(slot).state is SlotState.BROKEN
     report = cluster.down(slot)
     assert report.stopped == ()
     assert len(report.killed) == 1
@@ -63,7 +63,7 @@ def test_what_lost_its_record_is_killed(slot: Slot):
 def test_a_complete_summary_without_an_answering_api_server_is_broken(slot: Slot):
     start(slot)
     slot.summary_file.write_text(json.dumps({"gpus": 2, "processes": ["part"]}))
-    assert cluster.status(slot).state is State.BROKEN
+    assert cluster.status(slot).state is SlotState.BROKEN
 
 
 def test_a_failing_up_takes_down_what_it_started(slot: Slot, monkeypatch: pytest.MonkeyPatch):
@@ -74,7 +74,7 @@ def test_a_failing_up_takes_down_what_it_started(slot: Slot, monkeypatch: pytest
     monkeypatch.setattr(cluster, "_start_all", half_way)
     with pytest.raises(LocalError, match="the scheduler ended"):
         cluster.up(slot)
-    assert cluster.status(slot).state is State.ABSENT
+    assert cluster.status(slot).state is SlotState.ABSENT
     assert marked_processes(slot.state_dir) == []
 
 

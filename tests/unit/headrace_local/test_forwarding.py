@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from headrace_local.forwarding import Forwarder
-from headrace_local.service_routes import Endpoint
+from headrace_local.service_routes import SocketEndpoint
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def free(host: str = "127.0.0.1") -> Endpoint:
+def free(host: str = "127.0.0.1") -> SocketEndpoint:
     with socket.socket() as probe:
         probe.bind((host, 0))
-        return Endpoint(host, probe.getsockname()[1])
+        return SocketEndpoint(host, probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
-async def backend(handler: Handler) -> AsyncIterator[Endpoint]:
+async def backend(handler: Handler) -> AsyncIterator[SocketEndpoint]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             await handler(reader, writer)
@@ -28,13 +28,13 @@ async def backend(handler: Handler) -> AsyncIterator[Endpoint]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
-        yield Endpoint(*server.sockets[0].getsockname())
+        yield SocketEndpoint(*server.sockets[0].getsockname())
     finally:
         server.close()
 
 
 @contextlib.asynccontextmanager
-async def forwarding(*backends: Endpoint) -> AsyncIterator[tuple[Forwarder, Endpoint]]:
+async def forwarding(*backends: SocketEndpoint) -> AsyncIterator[tuple[Forwarder, SocketEndpoint]]:
     forwarder, frontend = Forwarder(retry_seconds=0.01), free()
     await forwarder.update({frontend: backends})
     try:
@@ -50,7 +50,7 @@ def says(text: bytes) -> Handler:
     return handler
 
 
-async def ask(frontend: Endpoint) -> bytes:
+async def ask(frontend: SocketEndpoint) -> bytes:
     reader, writer = await asyncio.open_connection(*frontend)
     try:
         return await reader.read()
@@ -169,7 +169,7 @@ async def test_an_address_in_use_is_named_and_tried_again(caplog: pytest.LogCapt
         with socket.socket() as squatter:
             squatter.bind(("127.0.0.1", 0))
             squatter.listen()
-            frontend = Endpoint(*squatter.getsockname())
+            frontend = SocketEndpoint(*squatter.getsockname())
             forwarder = Forwarder(retry_seconds=0.01)
             await forwarder.update({frontend: (a,)})
             assert f"cannot listen on {frontend.host}:{frontend.port}" in caplog.text

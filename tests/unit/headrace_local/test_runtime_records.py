@@ -3,7 +3,12 @@
 from pathlib import Path
 
 from headrace_local.runtime.plans import LaunchPlan
-from headrace_local.runtime.records import ContainerRecord, MountRecord, Records, SandboxRecord
+from headrace_local.runtime.records import (
+    ContainerRecord,
+    ContainerRecords,
+    MountRecord,
+    SandboxRecord,
+)
 
 SANDBOX = SandboxRecord(
     id="s1",
@@ -58,11 +63,11 @@ def plan() -> LaunchPlan:
 
 
 def test_records_survive_the_runtime(tmp_path: Path):
-    before = Records(tmp_path)
+    before = ContainerRecords(tmp_path)
     before.put_sandbox(SANDBOX)
     before.put_container(CONTAINER, plan())
     before.cursor = 17
-    after = Records(tmp_path)
+    after = ContainerRecords(tmp_path)
     assert after.sandboxes() == [SANDBOX]
     assert after.containers("s1") == [CONTAINER]
     assert after.containers("other") == []
@@ -71,19 +76,19 @@ def test_records_survive_the_runtime(tmp_path: Path):
 
 
 def test_what_was_dropped_stays_away(tmp_path: Path):
-    records = Records(tmp_path)
+    records = ContainerRecords(tmp_path)
     records.put_sandbox(SANDBOX)
     records.put_container(CONTAINER, plan())
     for _ in range(2):
         records.drop_container("c1")
         records.drop_sandbox("s1")
-    assert Records(tmp_path).containers() == []
-    assert Records(tmp_path).sandboxes() == []
+    assert ContainerRecords(tmp_path).containers() == []
+    assert ContainerRecords(tmp_path).sandboxes() == []
     assert not records.folder("c1").exists()
 
 
 def test_half_a_removal_is_no_container(tmp_path: Path):
-    records = Records(tmp_path)
+    records = ContainerRecords(tmp_path)
     records.put_container(CONTAINER, plan())
     (records.folder("c1") / "record.json").unlink()
-    assert Records(tmp_path).containers() == []
+    assert ContainerRecords(tmp_path).containers() == []

@@ -10,7 +10,7 @@ import pytest
 
 from headrace_local.cri import runtime_pb2 as pb
 from headrace_local.runtime import rpc
-from headrace_local.runtime.errors import CriError, NotFoundError, RefusedError
+from headrace_local.runtime.errors import CriError, CriRefusedError, NotFoundError
 
 RUNTIME = pb.DESCRIPTOR.services_by_name["RuntimeService"]
 
@@ -25,7 +25,7 @@ class Handler:
         raise NotFoundError("no such container")
 
     def create_container(self, request: Any) -> Any:
-        raise RefusedError("no command")
+        raise CriRefusedError("no command")
 
     def start_container(self, request: Any) -> Any:
         raise CriError("exec failed")

@@ -6,7 +6,7 @@ import pytest
 
 from headrace_local.cri import runtime_pb2 as pb
 from headrace_local.runtime import spec
-from headrace_local.runtime.errors import NotFoundError, RefusedError
+from headrace_local.runtime.errors import CriRefusedError, NotFoundError
 from headrace_local.runtime.images import IMAGE_UID, Image, ImagePolicy
 
 OURS = Image("headrace/engine:dev", IMAGE_UID)
@@ -48,7 +48,7 @@ def test_users(context: pb.LinuxContainerSecurityContext, image: Image, user: sp
 
 
 def test_an_unknown_user_name_is_refused():
-    with pytest.raises(RefusedError, match="runAsUser with a number"):
+    with pytest.raises(CriRefusedError, match="runAsUser with a number"):
         spec.user_of(security(run_as_username="nobody-knows"), OURS, PASSWD)
 
 
@@ -63,13 +63,13 @@ def test_capabilities():
     assert kept(capabilities=only_bind) == [10]
     assert kept(capabilities=pb.Capability(drop_capabilities=["KILL"])) == [n for n in default if n != 5]
     assert len(kept(privileged=True)) == 41
-    with pytest.raises(RefusedError, match="FLY"):
+    with pytest.raises(CriRefusedError, match="FLY"):
         kept(capabilities=pb.Capability(add_capabilities=["FLY"]))
 
 
 def test_a_container_needs_a_command():
     config = pb.ContainerConfig(metadata=pb.ContainerMetadata(name="wheel"))
-    with pytest.raises(RefusedError, match="set `command`"):
+    with pytest.raises(CriRefusedError, match="set `command`"):
         spec.command_line(config)
     config.args.extend(["-c", "x"])
     assert spec.command_line(config) == ["-c", "x"]
@@ -77,7 +77,7 @@ def test_a_container_needs_a_command():
 
 def test_image_volumes_are_refused():
     config = pb.ContainerConfig(mounts=[pb.Mount(container_path="/m", image=pb.ImageSpec(image="x"))])
-    with pytest.raises(RefusedError, match="/m"):
+    with pytest.raises(CriRefusedError, match="/m"):
         spec.mount_records(config)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace_local.runtime.inner.lives import start_ticks
 from headrace_local.runtime.processes import ProcessId, boot_id, process_namespace, usage_by_namespace
-from headrace_local.runtime.states import UNSEEN_EXIT, Phase, read_state
+from headrace_local.runtime.states import UNSEEN_EXIT, ContainerPhase, read_state
 
 
 def write_state(folder: Path, *, pid: int, start: int, boot: str) -> None:
@@ -16,13 +16,13 @@ def write_state(folder: Path, *, pid: int, start: int, boot: str) -> None:
 
 
 def test_nothing_written_is_created(tmp_path: Path):
-    assert read_state(tmp_path).phase is Phase.CREATED
+    assert read_state(tmp_path).phase is ContainerPhase.CREATED
 
 
 def test_a_living_launcher_is_running(tmp_path: Path):
     write_state(tmp_path, pid=os.getpid(), start=start_ticks(os.getpid()), boot=boot_id())
     state = read_state(tmp_path)
-    assert (state.phase, state.started_at) == (Phase.RUNNING, 5)
+    assert (state.phase, state.started_at) == (ContainerPhase.RUNNING, 5)
 
 
 def test_a_noted_end_counts_though_the_launcher_lives(tmp_path: Path):
@@ -30,7 +30,7 @@ def test_a_noted_end_counts_though_the_launcher_lives(tmp_path: Path):
     ended = {"exit_code": 3, "reason": "Error", "message": "", "finished_at": 9}
     (tmp_path / "exit.json").write_text(json.dumps(ended))
     state = read_state(tmp_path)
-    assert state.phase is Phase.EXITED
+    assert state.phase is ContainerPhase.EXITED
     assert state.exit is not None
     assert state.exit.exit_code == 3
 
@@ -38,7 +38,7 @@ def test_a_noted_end_counts_though_the_launcher_lives(tmp_path: Path):
 def test_a_pid_that_somebody_else_has_now_is_not_ours(tmp_path: Path):
     write_state(tmp_path, pid=os.getpid(), start=start_ticks(os.getpid()) - 1, boot=boot_id())
     state = read_state(tmp_path)
-    assert state.phase is Phase.EXITED
+    assert state.phase is ContainerPhase.EXITED
     assert state.exit is not None
     assert state.exit.exit_code == UNSEEN_EXIT
     assert read_state(tmp_path).exit == state.exit  # noted once, and not again with another time
@@ -46,7 +46,7 @@ def test_a_pid_that_somebody_else_has_now_is_not_ours(tmp_path: Path):
 
 def test_another_boot_ended_everything(tmp_path: Path):
     write_state(tmp_path, pid=os.getpid(), start=start_ticks(os.getpid()), boot="another")
-    assert read_state(tmp_path).phase is Phase.EXITED
+    assert read_state(tmp_path).phase is ContainerPhase.EXITED
 
 
 def test_signals_and_waiting_by_identity():

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from headrace_local.service_routes import Endpoint, routes
+from headrace_local.service_routes import SocketEndpoint, routes
 
-API = Endpoint("127.0.0.1", 16400)
+API = SocketEndpoint("127.0.0.1", 16400)
 
 
 def service(name: str = "mill", **spec: Any) -> dict[str, Any]:
@@ -25,17 +25,19 @@ def pod(name: str, ip: str, *, ready: bool = True, namespace: str = "default", *
     }
 
 
-def of(services: list[dict[str, Any]], pods: list[dict[str, Any]]) -> dict[Endpoint, tuple[Endpoint, ...]]:
+def of(services: list[dict[str, Any]], pods: list[dict[str, Any]]) -> dict[SocketEndpoint, tuple[SocketEndpoint, ...]]:
     return routes(services, pods, apiserver=API)
 
 
 def test_ready_pods_stand_behind_the_service_in_the_order_of_their_names():
     found = of([service()], [pod("b", "127.97.0.3"), pod("a", "127.97.0.2"), pod("c", "127.97.0.4", ready=False)])
-    assert found == {Endpoint("127.96.1.1", 80): (Endpoint("127.97.0.2", 8000), Endpoint("127.97.0.3", 8000))}
+    assert found == {
+        SocketEndpoint("127.96.1.1", 80): (SocketEndpoint("127.97.0.2", 8000), SocketEndpoint("127.97.0.3", 8000))
+    }
 
 
 def test_without_a_ready_pod_the_service_is_known_but_empty():
-    assert of([service()], []) == {Endpoint("127.96.1.1", 80): ()}
+    assert of([service()], []) == {SocketEndpoint("127.96.1.1", 80): ()}
 
 
 def test_terminating_finished_and_foreign_pods_get_no_traffic():
@@ -48,12 +50,12 @@ def test_terminating_finished_and_foreign_pods_get_no_traffic():
         finished,
         pod("e", ""),
     ]
-    assert of([service()], pods) == {Endpoint("127.96.1.1", 80): ()}
+    assert of([service()], pods) == {SocketEndpoint("127.96.1.1", 80): ()}
 
 
 def test_pods_that_are_not_ready_count_where_the_service_says_so():
     found = of([service(publishNotReadyAddresses=True)], [pod("a", "127.97.0.2", ready=False)])
-    assert found == {Endpoint("127.96.1.1", 80): (Endpoint("127.97.0.2", 8000),)}
+    assert found == {SocketEndpoint("127.96.1.1", 80): (SocketEndpoint("127.97.0.2", 8000),)}
 
 
 def test_named_ports_are_looked_up_in_each_pod():
@@ -62,8 +64,8 @@ def test_named_ports_are_looked_up_in_each_pod():
     ports = [{"port": 80, "targetPort": "http"}, {"port": 81}, {"port": 53, "protocol": "UDP"}]
     found = of([service(ports=ports)], [pod("a", "127.97.0.2"), unnamed])
     assert found == {
-        Endpoint("127.96.1.1", 80): (Endpoint("127.97.0.2", 8001),),
-        Endpoint("127.96.1.1", 81): (Endpoint("127.97.0.2", 81), Endpoint("127.97.0.3", 81)),
+        SocketEndpoint("127.96.1.1", 80): (SocketEndpoint("127.97.0.2", 8001),),
+        SocketEndpoint("127.96.1.1", 81): (SocketEndpoint("127.97.0.2", 81), SocketEndpoint("127.97.0.3", 81)),
     }
 
 
@@ -75,4 +77,4 @@ def test_services_without_an_address_or_a_selector_are_left_out():
 
 def test_kubernetes_leads_to_the_api_server():
     kubernetes = service("kubernetes", selector=None, ports=[{"name": "https", "port": 443, "targetPort": 6443}])
-    assert of([kubernetes], []) == {Endpoint("127.96.1.1", 443): (API,)}
+    assert of([kubernetes], []) == {SocketEndpoint("127.96.1.1", 443): (API,)}

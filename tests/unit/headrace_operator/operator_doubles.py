@@ -28,12 +28,12 @@ from headrace_core.knobs.table import KNOBS
 from headrace_operator.cluster.apply import Writer
 from headrace_operator.cluster.events import EventPoster
 from headrace_operator.protocols import WindowQuery
-from headrace_operator.rollout.analysis import NotYet
+from headrace_operator.rollout.analysis import WindowPending
 from headrace_operator.runtime.cache import run_service_key
-from headrace_operator.service.controller import Again, ServiceReconciler, Tools
+from headrace_operator.service.controller import Dependencies, Requeue, ServiceController
 from headrace_operator.service.pod import Images
-from headrace_operator.settings import Settings
-from headrace_operator.tuning.controller import RunReconciler
+from headrace_operator.settings import OperatorSettings
+from headrace_operator.tuning.controller import RunController
 
 NS = "default"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -293,7 +293,7 @@ class Metrics:
     """Prometheus: `answer` is a function of the query, or NotYet."""
 
     def __init__(self) -> None:
-        self.answer: Any = lambda query: NotYet("no scrape yet")
+        self.answer: Any = lambda query: WindowPending("no scrape yet")
         self.queries: list[WindowQuery] = []
         self.queue: float | None = 0.0
 
@@ -313,13 +313,13 @@ class World:
         self.cluster = Cluster()
         self.engines = Engines()
         self.metrics = Metrics()
-        self.settings = Settings(images=IMAGES, root_token=ROOT_TOKEN, prometheus_url="http://127.0.0.1:1")
+        self.settings = OperatorSettings(images=IMAGES, root_token=ROOT_TOKEN, prometheus_url="http://127.0.0.1:1")
         self.restart_operator()
 
     def restart_operator(self) -> None:
         """A new operator process: all memory is gone."""
         cluster, clock = self.cluster, self.clock
-        self.tools = Tools(
+        self.tools = Dependencies(
             kube=cluster,
             view=cluster,
             engines=self.engines,
@@ -330,15 +330,15 @@ class World:
             now=clock.now,
             clock=clock.monotonic,
         )
-        self.services = ServiceReconciler(self.tools)
-        self.runs = RunReconciler(self.tools)
+        self.services = ServiceController(self.tools)
+        self.runs = RunController(self.tools)
 
-    async def reconcile(self, name: str = "chat") -> Again:
+    async def reconcile(self, name: str = "chat") -> Requeue:
         from headrace_operator.protocols import Key
 
         return await self.services.reconcile(Key(names.INFERENCE_SERVICE_KIND, NS, name))
 
-    async def reconcile_run(self, name: str = "tune") -> Again:
+    async def reconcile_run(self, name: str = "tune") -> Requeue:
         from headrace_operator.protocols import Key
 
         return await self.runs.reconcile(Key(names.TUNING_RUN_KIND, NS, name))

@@ -11,44 +11,49 @@ from operator_doubles import service
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_core.knobs.resolve import ConfigError
 from headrace_core.knobs.table import HOT_KNOBS, KNOBS, KnobKind
-from headrace_operator.rollout.revisions import TunedRecord, TunedState, read_tuned, tuned_data
-from headrace_operator.service.effective_config import Source, effective
+from headrace_operator.rollout.revisions import (
+    ActiveRevision,
+    RevisionState,
+    read_active_revision,
+    tuned_data,
+)
+from headrace_operator.service.effective_config import KnobSource, effective_config
 
 
 def of(gpus: int = 0, **config: Any) -> InferenceService:
     return InferenceService.parse(service(engine={"config": config}, resources={"gpu": {"count": gpus}}))
 
 
-def proposal(knobs: dict[str, Any], **more: Any) -> TunedRecord:
+def proposal(knobs: dict[str, Any], **more: Any) -> ActiveRevision:
     when = datetime(2026, 1, 1, tzinfo=UTC)
-    return TunedRecord(
-        tuning_run="tune", run_uid="u", state=TunedState.KEPT, knobs=knobs, applied_at=when, **more
+    return ActiveRevision(
+        tuning_run="tune", run_uid="u", state=RevisionState.KEPT, knobs=knobs, applied_at=when, **more
     )  # fmt: skip
 
 
 def test_a_proposal_fills_what_nobody_pinned() -> None:
-    config = effective(of(decodeRatio=0.25), proposal({"decode_ratio": 0.5, "prefill_chunk_size": 64}))
+    config = effective_config(of(decodeRatio=0.25), proposal({"decode_ratio": 0.5, "prefill_chunk_size": 64}))
     assert config.values == {"prefill_chunk_size": 64, "decode_ratio": 0.25}
-    assert config.sources["prefill_chunk_size"] is Source.TUNED
-    assert config.sources["decode_ratio"] is Source.SPEC
-    assert config.sources["block_size"] is Source.DEFAULT
+    assert config.sources["prefill_chunk_size"] is KnobSource.TUNED
+    assert config.sources["decode_ratio"] is KnobSource.SPEC
+    assert config.sources["block_size"] is KnobSource.DEFAULT
 
 
 @pytest.mark.parametrize(("pinned_now", "expected"), [(0.25, 0.5), (0.3, 0.3)])
 def test_an_override_holds_as_long_as_the_spec_says_what_it_overrode(pinned_now: float, expected: float) -> None:
     record = proposal({"decode_ratio": 0.5}, override_pinned=True, pinned={"decode_ratio": 0.25})
-    assert effective(of(decodeRatio=pinned_now), record).values["decode_ratio"] == expected
+    assert effective_config(of(decodeRatio=pinned_now), record).values["decode_ratio"] == expected
 
 
 def test_a_proposal_that_no_longer_fits_is_left_out_and_named() -> None:
-    config = effective(of(maxNumBatchedTokens=32, maxNumSeqs=8), proposal({"prefill_chunk_size": 64}))
+    config = effective_config(of(maxNumBatchedTokens=32, maxNumSeqs=8), proposal({"prefill_chunk_size": 64}))
     assert "prefill_chunk_size" not in config.values
     assert "TuningRun tune" in config.ignored
 
 
 def test_what_the_spec_pins_must_be_valid_by_itself() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs 200"):
-        effective(of(maxNumBatchedTokens=100, maxNumSeqs=200), None)
+        effective_config(of(maxNumBatchedTokens=100, maxNumSeqs=200), None)
 
 
 @pytest.mark.parametrize(
@@ -61,18 +66,21 @@ def test_what_the_spec_pins_must_be_valid_by_itself() -> None:
     ],
 )
 def test_ceilings_are_the_larger_of_default_and_spec(gpus: int, config: dict[str, Any], seqs: int, tokens: int) -> None:
-    assert effective(of(gpus, **config), None).ceilings == {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+    assert effective_config(of(gpus, **config), None).ceilings == {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": tokens,
+    }
 
 
 def test_hot_defaults_follow_the_engines_device_and_boot_config_has_no_hot_knob() -> None:
-    config = effective(of(1, blockSize=32, decodeRatio=0.5), None)
+    config = effective_config(of(1, blockSize=32, decodeRatio=0.5), None)
     assert config.hot("cuda")["max_num_batched_tokens"] == 8192
     assert config.hot("cpu")["max_num_batched_tokens"] == 256
     assert config.boot()["config"] == {"block_size": 32}
 
 
 def test_the_revision_follows_every_value() -> None:
-    revisions = {effective(of(**config), None).revision for config in ({}, {"decodeRatio": 0.5}, {"seed": 1})}
+    revisions = {effective_config(of(**config), None).revision for config in ({}, {"decodeRatio": 0.5}, {"seed": 1})}
     assert len(revisions) == 3
 
 
@@ -90,7 +98,7 @@ def test_every_knob_has_one_value_and_one_source(pinned: dict[str, Any], propose
     by_name = {knob.name: knob.camel for knob in KNOBS}
     subject = of(**{by_name[name]: value for name, value in pinned.items()})
     try:
-        config = effective(subject, proposal(proposed))
+        config = effective_config(subject, proposal(proposed))
     except ConfigError:
         return
     for name, value in pinned.items():
@@ -102,13 +110,13 @@ def test_every_knob_has_one_value_and_one_source(pinned: dict[str, Any], propose
 @given(SOME_KNOBS, st.booleans())
 def test_a_record_survives_its_config_map(knobs: dict[str, Any], nested: bool) -> None:
     record = proposal(knobs, restore=proposal({"decode_ratio": 0.5}).to_json() if nested else None)
-    read = read_tuned({"data": tuned_data(record)})
+    read = read_active_revision({"data": tuned_data(record)})
     assert read == record
     assert {name: type(value) for name, value in read.knobs.items()} == {name: type(knobs[name]) for name in knobs}
     assert (record.before() is not None) == nested
-    assert read_tuned({"data": tuned_data(None)}) is None
+    assert read_active_revision({"data": tuned_data(None)}) is None
 
 
 def test_foreign_content_is_named() -> None:
     with pytest.raises(ValueError, match=r"tuned\.json: tuning_run"):
-        read_tuned({"data": {"tuned.json": "{}"}})
+        read_active_revision({"data": {"tuned.json": "{}"}})

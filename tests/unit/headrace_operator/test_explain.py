@@ -10,10 +10,10 @@ from rich.console import Console
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_operator.cli import explain_table, runs_table, services_table
-from headrace_operator.rollout.revisions import TunedRecord, TunedState
-from headrace_operator.service.effective_config import effective
+from headrace_operator.rollout.revisions import ActiveRevision, RevisionState
+from headrace_operator.service.effective_config import effective_config
 from headrace_operator.service.explain import explain_config, manager_of
-from headrace_operator.settings import SettingsError, read_token
+from headrace_operator.settings import OperatorSettingsError, read_token
 
 SEED = {"f:spec": {"f:engine": {"f:config": {"f:seed": {}}}}}
 FIELDS = [
@@ -31,10 +31,10 @@ def text(table: Any) -> str:
 
 
 def test_each_knob_has_a_value_a_source_and_a_class() -> None:
-    record = TunedRecord(
+    record = ActiveRevision(
         tuning_run="tune",
         run_uid="u",
-        state=TunedState.KEPT,
+        state=RevisionState.KEPT,
         knobs={"decode_ratio": 0.5},
         applied_at=datetime(2026, 4, 1, tzinfo=UTC),
     )
@@ -43,7 +43,7 @@ def test_each_knob_has_a_value_a_source_and_a_class() -> None:
     )
     lines = {
         line.knob: line
-        for line in explain_config(subject, effective(subject, record), tuned=record, managed_fields=FIELDS)
+        for line in explain_config(subject, effective_config(subject, record), tuned=record, managed_fields=FIELDS)
     }
     assert (lines["seed"].value, lines["seed"].by, lines["seed"].since) == (3, "argo", "2026-02-01T00:00:00Z")
     assert (lines["decodeRatio"].by, lines["decodeRatio"].since) == ("TuningRun tune (Kept)", "2026-04-01T00:00:00Z")
@@ -70,7 +70,7 @@ def test_tables_show_why_something_is_not_ready() -> None:
 def test_the_root_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("0123456789abcdef\n")
     assert read_token(tmp_path / "token", "") == "0123456789abcdef"
-    with pytest.raises(SettingsError, match="at least 16"):
+    with pytest.raises(OperatorSettingsError, match="at least 16"):
         read_token(None, "short")
-    with pytest.raises(SettingsError, match="cannot be read"):
+    with pytest.raises(OperatorSettingsError, match="cannot be read"):
         read_token(tmp_path / "missing", "")

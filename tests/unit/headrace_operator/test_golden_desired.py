@@ -10,8 +10,8 @@ from operator_doubles import IMAGES
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.tuningrun import TuningRun
-from headrace_operator.service.effective_config import effective
-from headrace_operator.service.objects import desired
+from headrace_operator.service.effective_config import effective_config
+from headrace_operator.service.objects import service_objects
 from headrace_operator.tuning.trial_objects import JobUrls, job_objects, trial_objects
 
 GOLDENS = Path(__file__).parents[2] / "golden" / "desired"
@@ -27,8 +27,8 @@ URLS = JobUrls(
 def objects_of(text: str) -> list[dict[str, Any]]:
     bodies = list(yaml.safe_load_all(text))
     service = InferenceService.parse(bodies[0])
-    config = effective(service, None)
-    made = desired(service, config, images=IMAGES, token="service-token")
+    config = effective_config(service, None)
+    made = service_objects(service, config, images=IMAGES, token="service-token")
     if len(bodies) == 1:
         return list(made.objects)
     run = TuningRun.parse(bodies[1])

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from operator_doubles import IMAGES, service
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_operator.cluster.plan import HASH_ANNOTATION, Plan, difference, make_plan, ref_of
-from headrace_operator.service.effective_config import effective
-from headrace_operator.service.objects import desired
+from headrace_operator.cluster.plan import HASH_ANNOTATION, ApplyPlan, difference, make_plan, ref_of
+from headrace_operator.service.effective_config import effective_config
+from headrace_operator.service.objects import service_objects
 
 
 def objects(**spec: Any) -> tuple[dict[str, Any], ...]:
     subject = InferenceService.parse(service(**spec))
-    return desired(subject, effective(subject, None), images=IMAGES, token="t").objects
+    return service_objects(subject, effective_config(subject, None), images=IMAGES, token="t").objects
 
 
-def after(plan: Plan, observed: dict[Any, Any]) -> dict[Any, Any]:
+def after(plan: ApplyPlan, observed: dict[Any, Any]) -> dict[Any, Any]:
     """The cluster after the plan: the server also adds defaults of its own."""
     applied = {ref_of(body): copy.deepcopy(body) for body in plan.apply}
     for body in applied.values():

@@ -9,18 +9,18 @@ from headrace_client.errors import Conflict, Unavailable
 from headrace_operator.metrics import Metrics
 from headrace_operator.protocols import Key
 from headrace_operator.runtime.work_queue import Backoff, WorkQueue
-from headrace_operator.runtime.worker import STUCK_SECONDS, Shell
-from headrace_operator.service.controller import Again
+from headrace_operator.runtime.worker import STUCK_SECONDS, WorkerPool
+from headrace_operator.service.controller import Requeue
 
 KEY = Key("InferenceService", "default", "chat")
 
 
-def shell(reconcile: Callable[[Key], Awaitable[Again]]) -> Shell:
+def shell(reconcile: Callable[[Key], Awaitable[Requeue]]) -> WorkerPool:
     queue: WorkQueue[Key] = WorkQueue(backoff=Backoff(base=0.001, limit=0.002))
-    return Shell(reconcilers={"InferenceService": reconcile}, metrics=Metrics(), resync_seconds=60, queue=queue)
+    return WorkerPool(reconcilers={"InferenceService": reconcile}, metrics=Metrics(), resync_seconds=60, queue=queue)
 
 
-def counted(subject: Shell, result: str) -> float:
+def counted(subject: WorkerPool, result: str) -> float:
     return subject.metrics.registry.get_sample_value(
         "headrace_operator_reconciles_total", {"kind": "InferenceService", "result": result}
     ) or 0.0  # fmt: skip
@@ -34,13 +34,13 @@ async def test_whatever_goes_wrong_comes_again(error: Exception, result: str) ->
     passes = 0
     done = asyncio.Event()
 
-    async def reconcile(key: Key) -> Again:
+    async def reconcile(key: Key) -> Requeue:
         nonlocal passes
         passes += 1
         if passes < 3:
             raise error
         done.set()
-        return Again()
+        return Requeue()
 
     subject = shell(reconcile)
     subject.start(2)
@@ -56,14 +56,14 @@ async def test_a_conflict_comes_again_soon_and_wakes_go_to_the_queue() -> None:
     other = Key("InferenceService", "default", "other")
     done = asyncio.Event()
 
-    async def reconcile(key: Key) -> Again:
+    async def reconcile(key: Key) -> Requeue:
         seen.append(key)
         if len(seen) == 1:
             raise Conflict("409")
         if key == other:
             done.set()
-            return Again(gone=True)
-        return Again(wake=(other,))
+            return Requeue(gone=True)
+        return Requeue(wake=(other,))
 
     subject = shell(reconcile)
     subject.start(1)
@@ -74,8 +74,8 @@ async def test_a_conflict_comes_again_soon_and_wakes_go_to_the_queue() -> None:
 
 
 async def test_the_probe_tells_of_dead_workers_and_stuck_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def reconcile(key: Key) -> Again:
-        return Again()
+    async def reconcile(key: Key) -> Requeue:
+        return Requeue()
 
     subject = shell(reconcile)
     assert "ended" in subject.problem()

@@ -8,7 +8,7 @@ from operator_doubles import NS, World, pod, service, tuning_run
 from headrace_api import names
 from headrace_client.errors import KubeError, Unavailable
 from headrace_core.evidence.windows import WindowStats
-from headrace_operator.rollout.analysis import Measured, NotYet, Void
+from headrace_operator.rollout.analysis import WindowMeasured, WindowPending, WindowVoid
 
 SLO = {"ttft": {"threshold": "800ms"}, "minRequests": 50}
 PROPOSAL = {"prefillChunkSize": 64, "decodeRatio": 0.5}
@@ -53,7 +53,7 @@ def is_before(query: Any) -> bool:
 
 def better(query: Any) -> Any:
     """Before: half of 80 requests are good; after: nearly all."""
-    return Measured(stats(80, 40 if is_before(query) else 78))
+    return WindowMeasured(stats(80, 40 if is_before(query) else 78))
 
 
 async def drive(world: World, passes: int = 40) -> str:
@@ -185,11 +185,11 @@ async def test_a_better_proposal_is_kept_and_no_pod_restarts(world: World) -> No
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        (Measured(stats(80, 44)), "not better beyond its interval"),
-        (Measured(stats(80, 20)), "not better"),
-        (Measured(stats(3, 3)), "Inconclusive: only 3"),
-        (Void("reset"), "Inconclusive: reset"),
-        (NotYet("stale"), "Inconclusive: Prometheus"),
+        (WindowMeasured(stats(80, 44)), "not better beyond its interval"),
+        (WindowMeasured(stats(80, 20)), "not better"),
+        (WindowMeasured(stats(3, 3)), "Inconclusive: only 3"),
+        (WindowVoid("reset"), "Inconclusive: reset"),
+        (WindowPending("stale"), "Inconclusive: Prometheus"),
     ],
 )
 async def test_what_does_not_prove_better_is_rolled_back(world: World, after: Any, words: str) -> None:
@@ -204,7 +204,7 @@ async def test_what_does_not_prove_better_is_rolled_back(world: World, after: An
 
 
 @pytest.mark.parametrize(
-    "reading", [Void("NaN"), NotYet("stale"), Measured(stats(0, 0))], ids=["nan", "stale", "empty"]
+    "reading", [WindowVoid("NaN"), WindowPending("stale"), WindowMeasured(stats(0, 0))], ids=["nan", "stale", "empty"]
 )
 async def test_without_a_measure_of_before_nothing_is_changed(world: World, reading: Any) -> None:
     address = await searching(world, apply="Auto")
@@ -224,7 +224,7 @@ async def test_a_killed_operator_ends_in_exactly_one_known_config(
 ) -> None:
     address = await searching(world, apply="Auto")
     world.record(IMPROVED)
-    world.metrics.answer = lambda query: Measured(stats(80, 40 if is_before(query) else good_after))
+    world.metrics.answer = lambda query: WindowMeasured(stats(80, 40 if is_before(query) else good_after))
     for number in range(killed_after):
         if write_lost and number == killed_after - 1:
             world.cluster.faults.extend([None, Unavailable("killed here", status=503)])
@@ -241,7 +241,7 @@ async def test_a_killed_operator_ends_in_exactly_one_known_config(
 async def test_an_engine_restart_while_checking_restores(world: World) -> None:
     address = await searching(world, apply="Auto")
     world.record(IMPROVED)
-    world.metrics.answer = lambda query: better(query) if is_before(query) else NotYet("open")
+    world.metrics.answer = lambda query: better(query) if is_before(query) else WindowPending("open")
     while world.run().get("phase") != "Checking":
         await drive(world, 1)
     world.engines.by_address[address].started_at += 100
@@ -281,7 +281,7 @@ async def test_what_queued_up_before_is_not_held_against_the_proposal(world: Wor
 async def test_a_queue_that_never_empties_does_not_hold_a_rollout_for_ever(world: World) -> None:
     await searching(world, apply="Auto")
     world.record(IMPROVED)
-    world.metrics.answer = lambda query: better(query) if is_before(query) else Measured(stats(80, 40))
+    world.metrics.answer = lambda query: better(query) if is_before(query) else WindowMeasured(stats(80, 40))
     world.metrics.queue = 7.0
     assert await drive(world, 80) == "RolledBack"
 
@@ -314,7 +314,7 @@ async def test_a_refused_proposal_is_restored_with_the_engines_reason(world: Wor
 async def test_a_run_deleted_while_checking_leaves_the_old_knobs(world: World) -> None:
     address = await searching(world, apply="Auto")
     world.record(IMPROVED)
-    world.metrics.answer = lambda query: better(query) if is_before(query) else NotYet("open")
+    world.metrics.answer = lambda query: better(query) if is_before(query) else WindowPending("open")
     while world.run().get("phase") != "Checking":
         await drive(world, 1)
     assert in_force(world, address) == (64, 0.5)

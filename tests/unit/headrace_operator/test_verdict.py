@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_core.evidence.windows import WindowStats
-from headrace_operator.rollout.analysis import Outcome, judge, measures, rate_ratio
+from headrace_operator.rollout.analysis import JudgedOutcome, judge, measures, rate_ratio
 from headrace_operator.rollout.windows import combined
 
 
@@ -20,19 +20,19 @@ def stats(requests: float, good: float, seconds: float = 20.0, latency: float = 
 @pytest.mark.parametrize(
     ("before", "after", "outcome"),
     [
-        (stats(80, 40), stats(80, 78), Outcome.BETTER),
-        (stats(80, 40), stats(80, 44), Outcome.NOT_BETTER),
-        (stats(80, 78), stats(80, 40), Outcome.NOT_BETTER),
-        (stats(80, 80), stats(80, 80), Outcome.NOT_BETTER),
-        (stats(80, 0), stats(80, 60), Outcome.BETTER),
-        (stats(80, 40), stats(3, 3), Outcome.INCONCLUSIVE),
-        (stats(0, 0), stats(80, 80), Outcome.INCONCLUSIVE),
-        (stats(math.nan, math.nan), stats(80, 80), Outcome.INCONCLUSIVE),
-        (stats(100, 95), stats(300, 285), Outcome.BETTER),  # same share of three times the requests
-        (stats(300, 150), stats(60, 58), Outcome.NOT_BETTER),  # a better share of far fewer: goodput fell
+        (stats(80, 40), stats(80, 78), JudgedOutcome.BETTER),
+        (stats(80, 40), stats(80, 44), JudgedOutcome.NOT_BETTER),
+        (stats(80, 78), stats(80, 40), JudgedOutcome.NOT_BETTER),
+        (stats(80, 80), stats(80, 80), JudgedOutcome.NOT_BETTER),
+        (stats(80, 0), stats(80, 60), JudgedOutcome.BETTER),
+        (stats(80, 40), stats(3, 3), JudgedOutcome.INCONCLUSIVE),
+        (stats(0, 0), stats(80, 80), JudgedOutcome.INCONCLUSIVE),
+        (stats(math.nan, math.nan), stats(80, 80), JudgedOutcome.INCONCLUSIVE),
+        (stats(100, 95), stats(300, 285), JudgedOutcome.BETTER),  # same share of three times the requests
+        (stats(300, 150), stats(60, 58), JudgedOutcome.NOT_BETTER),  # a better share of far fewer: goodput fell
     ],
 )
-def test_verdicts(before: WindowStats, after: WindowStats, outcome: Outcome) -> None:
+def test_verdicts(before: WindowStats, after: WindowStats, outcome: JudgedOutcome) -> None:
     assert judge(before, after, min_requests=50, confidence=0.95).outcome is outcome
 
 
@@ -57,7 +57,7 @@ def test_better_is_never_said_both_ways(first: int, second: int, data: st.DataOb
     a = stats(first, data.draw(st.integers(0, first)))
     b = stats(second, data.draw(st.integers(0, second)))
     both = [judge(*pair, min_requests=50, confidence=0.95).outcome for pair in ((a, b), (b, a))]
-    assert both != [Outcome.BETTER, Outcome.BETTER]
+    assert both != [JudgedOutcome.BETTER, JudgedOutcome.BETTER]
 
 
 def test_no_change_is_called_better_in_few_runs() -> None:
@@ -67,7 +67,7 @@ def test_no_change_is_called_better_in_few_runs() -> None:
         return stats(80, sum(rng.random() < 0.8 for _ in range(80)))
 
     wrong = sum(
-        judge(window(), window(), min_requests=50, confidence=0.95).outcome is Outcome.BETTER for _ in range(1000)
+        judge(window(), window(), min_requests=50, confidence=0.95).outcome is JudgedOutcome.BETTER for _ in range(1000)
     )
     assert wrong <= 50
 

@@ -99,19 +99,19 @@ def make() -> SimpleNamespace:
     from headrace_api.v1alpha1.knobs import HotKnobs
     from headrace_api.v1alpha1.records import Half, Measures, TrialRecord, TrialState
     from headrace_api.v1alpha1.tuningrun import Objective
-    from headrace_tuner.study.objective import Goal, Reading
-    from headrace_tuner.study.phases import Plan
+    from headrace_tuner.study.objective import StudyGoal, TrialReading
+    from headrace_tuner.study.phases import StudyPlan
 
-    def goal(**more: object) -> Goal:
-        return Goal(**{"objective": Objective.GOODPUT, "attainment": 0.9, "thresholds": {"itl": 0.1}} | more)
+    def goal(**more: object) -> StudyGoal:
+        return StudyGoal(**{"objective": Objective.GOODPUT, "attainment": 0.9, "thresholds": {"itl": 0.1}} | more)
 
-    def plan(**more: object) -> Plan:
+    def plan(**more: object) -> StudyPlan:
         base = {"goal": goal(), "trials": 6, "duration": None, "blocks": 3, "min_effect": 0.05, "confidence": 0.95}
-        return Plan(**base | {"keep_load": False} | more)
+        return StudyPlan(**base | {"keep_load": False} | more)
 
-    def reading(good: float, *, planned: float = 40.0, seconds: float = 20.0, p95: float = 0.05) -> Reading:
+    def reading(good: float, *, planned: float = 40.0, seconds: float = 20.0, p95: float = 0.05) -> TrialReading:
         half = Half(good=good / 2, requests=planned / 2, tokens=planned * 16)
-        return Reading(
+        return TrialReading(
             seconds=seconds, planned=planned, good=good, throughput=planned * 32 / seconds,
             p95={"itl": p95}, halves=(half, half),
         )  # fmt: skip

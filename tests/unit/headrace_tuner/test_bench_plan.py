@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from headrace_bench.serve.plan import Prefix, Shape, endless, plan_window, with_warmup
-from headrace_core.workload.arrivals import Arrivals, Process
+from headrace_bench.serve.plan import Prefix, RequestMix, endless, plan_window, with_warmup
+from headrace_core.workload.arrivals import ArrivalProcess, Arrivals
 from headrace_core.workload.lengths import Length
 from headrace_core.workload.plans import RequestKind
 
-SHAPE = Shape(
+SHAPE = RequestMix(
     prompt=Length.parse("uniform:8:16"), output=Length.parse("lognormal:20:0.8"), long=Length.parse("200"),
     long_share=0.25,
 )  # fmt: skip
@@ -29,23 +29,23 @@ def variation(times: list[float]) -> float:
 
 
 def test_uniform_arrivals_have_equal_gaps() -> None:
-    assert Arrivals(process=Process.UNIFORM, rate=2).times(4, 2.0, rng()) == [0.0, 0.5, 1.0, 1.5]
+    assert Arrivals(process=ArrivalProcess.UNIFORM, rate=2).times(4, 2.0, rng()) == [0.0, 0.5, 1.0, 1.5]
 
 
 def test_poisson_gaps_vary_as_much_as_they_are_long_and_bursts_more() -> None:
     poisson = Arrivals(rate=10).times(4000, 400.0, rng())
-    bursts = Arrivals(process=Process.BURSTS, rate=10, burstiness=0.25).times(4000, 400.0, rng())
+    bursts = Arrivals(process=ArrivalProcess.BURSTS, rate=10, burstiness=0.25).times(4000, 400.0, rng())
     assert variation(poisson) == pytest.approx(1.0, abs=0.08)
     assert variation(bursts) == pytest.approx(2.0, abs=0.2)  # 1 / sqrt(0.25)
 
 
 def test_a_ramp_sends_more_as_it_rises() -> None:
-    arrivals = Arrivals(process=Process.UNIFORM, rate=1, ramp_to=3)
+    arrivals = Arrivals(process=ArrivalProcess.UNIFORM, rate=1, ramp_to=3)
     assert arrivals.count(10) == 20
     times = arrivals.times(2000, 10.0, rng())
     # At a rate of 1 + 0.2 t, five seconds have 7.5 of the 20.
     assert sum(at < 5 for at in times) == pytest.approx(750, abs=2)
-    falling = Arrivals(process=Process.UNIFORM, rate=3, ramp_to=1).times(2000, 10.0, rng())
+    falling = Arrivals(process=ArrivalProcess.UNIFORM, rate=3, ramp_to=1).times(2000, 10.0, rng())
     assert sum(at < 5 for at in falling) == pytest.approx(1250, abs=2)
 
 

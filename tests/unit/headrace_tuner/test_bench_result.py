@@ -10,7 +10,7 @@ from rich.console import Console
 
 from headrace_bench.errors import BenchError
 from headrace_bench.serve.compare import bootstrap_ratio, compare, comparison_table, read_result
-from headrace_bench.serve.result import Window, evaluate, is_good, to_json
+from headrace_bench.serve.result import ServeWindow, evaluate, is_good, to_json
 from headrace_bench.serve.steady import Trend, steadiness
 from headrace_bench.serve.watch import Health, Watch, client_limits, watching
 from headrace_client.load.client import ErrorKind, RequestRecord
@@ -18,7 +18,7 @@ from headrace_core.evidence.percentiles import Distribution
 from headrace_core.evidence.slo import SloSet
 from headrace_core.workload.plans import RequestKind
 
-WINDOW = Window(begin=2.0, end=12.0)
+WINDOW = ServeWindow(begin=2.0, end=12.0)
 
 
 def record(at: float = 3.0, **more: object) -> RequestRecord:
@@ -62,7 +62,7 @@ def test_rates_inside_the_window_count_what_came_inside_whoever_asked() -> None:
 
 
 def test_a_load_all_at_once_has_no_window_rates() -> None:
-    result = evaluate([record(0.0), record(0.0)], Window(begin=0.0, end=0.0), slo=SloSet(e2e_seconds=1))
+    result = evaluate([record(0.0), record(0.0)], ServeWindow(begin=0.0, end=0.0), slo=SloSet(e2e_seconds=1))
     assert result.offered_per_second is None
     assert result.in_window is None
     assert result.until_last.requests == pytest.approx(5.0)

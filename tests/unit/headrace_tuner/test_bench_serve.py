@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from headrace_bench.errors import BenchError
 from headrace_bench.serve.command import bench_compare, bench_serve
 from headrace_bench.serve.options import ServeOptions, understand
-from headrace_bench.serve.run import Goal, run_serve
+from headrace_bench.serve.run import LoadGoal, run_serve
 from headrace_bench.serve.show import TerminalDisplay, result_table
 from headrace_client.load.client import Endpoint, LoadClient, load_session
 
@@ -290,13 +290,13 @@ async def test_the_live_view_shows_rates_and_latencies(server) -> None:
     terminal = Console(width=80, force_terminal=True, file=io.StringIO())
     async with load_session() as session:
         client = LoadClient(endpoint=Endpoint(url=server.url, model="fake"), session=session, salt="s", exact=False)
-        from headrace_bench.serve.plan import Shape, plan_window
+        from headrace_bench.serve.plan import RequestMix, plan_window
         from headrace_core.workload.arrivals import Arrivals
         from headrace_core.workload.lengths import Length
 
-        shape = Shape(prompt=Length.parse("8"), output=Length.parse("10"))
+        shape = RequestMix(prompt=Length.parse("8"), output=Length.parse("10"))
         plan = plan_window(Arrivals(rate=20), shape, requests=20, duration=1.0, seed=1)
-        goal = Goal(title="load", seconds=1.0, warmup=0.0, requests=20, rate=20.0)
+        goal = LoadGoal(title="load", seconds=1.0, warmup=0.0, requests=20, rate=20.0)
         with TerminalDisplay(terminal).showing(goal, client):
             await client.open_loop(plan, drain=5.0)
     screen = terminal.file.getvalue()

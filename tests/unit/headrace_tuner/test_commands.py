@@ -9,7 +9,7 @@ from headrace_core.workload.plans import Workload
 from headrace_tuner import cli
 from headrace_tuner.cli_study import next_port, read_run, slo_of
 from headrace_tuner.errors import TunerError
-from headrace_tuner.measure.background_load import keep_load
+from headrace_tuner.measure.background_load import background_load
 from headrace_tuner.settings import check_fits, check_slo, study_plan, workload_of
 
 RUN = """
@@ -117,10 +117,10 @@ async def test_the_load_is_kept_until_it_is_no_longer_needed(server) -> None:
     load = Workload(rate=200, duration=0.01, short_prompt_tokens=4, output_tokens=1)
     async with load_session() as session:
         client = LoadClient(endpoint=Endpoint(url=server.url, model="fake"), session=session, salt="s")
-        assert await keep_load(client, load, seed=1, done=done, poll=0.01)
+        assert await background_load(client, load, seed=1, done=done, poll=0.01)
         assert asked > 1
 
         async def never() -> bool:
             return False
 
-        assert not await keep_load(client, load, seed=1, done=never, deadline=0.05, poll=0.01)
+        assert not await background_load(client, load, seed=1, done=never, deadline=0.05, poll=0.01)

@@ -1,6 +1,6 @@
 import pytest
 
-from headrace_api.v1alpha1.records import Effect, Half, Verdict
+from headrace_api.v1alpha1.records import Effect, Half, StudyVerdict
 from headrace_api.v1alpha1.tuningrun import Objective
 from headrace_tuner.ladder.effect import compare, decide, most_possible
 
@@ -57,15 +57,15 @@ def test_one_window_a_side_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "feasible", "verdict"),
     [
-        (1.06, 1.5, True, Verdict.IMPROVED),
-        (1.06, 1.5, False, Verdict.IMPROVED),
-        (1.05, 1.5, True, Verdict.INCONCLUSIVE),
-        (0.9, 1.2, True, Verdict.INCONCLUSIVE),
-        (0.9, 1.04, True, Verdict.KEEP_BASELINE),
-        (0.9, 1.2, False, Verdict.NO_FEASIBLE_CONFIG),
+        (1.06, 1.5, True, StudyVerdict.IMPROVED),
+        (1.06, 1.5, False, StudyVerdict.IMPROVED),
+        (1.05, 1.5, True, StudyVerdict.INCONCLUSIVE),
+        (0.9, 1.2, True, StudyVerdict.INCONCLUSIVE),
+        (0.9, 1.04, True, StudyVerdict.KEEP_BASELINE),
+        (0.9, 1.2, False, StudyVerdict.NO_FEASIBLE_CONFIG),
     ],
 )
-def test_verdicts(low: float, high: float, feasible: bool, verdict: Verdict) -> None:
+def test_verdicts(low: float, high: float, feasible: bool, verdict: StudyVerdict) -> None:
     assert decide(Effect(ratio=1.05, low=low, high=high), min_effect=0.05, any_feasible=feasible) is verdict
 
 

@@ -8,8 +8,8 @@ from headrace_client.errors import EngineDenied, EngineRefused, EngineUnavailabl
 from headrace_client.load.client import ErrorKind, RequestRecord, load_session
 from headrace_core.workload.plans import RequestKind
 from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.measure.reading import Client, check_client, check_counts
-from headrace_tuner.targets.shadow import Refused, ShadowTarget, gauge
+from headrace_tuner.measure.reading import ClientSide, check_client, check_counts
+from headrace_tuner.targets.shadow import KnobsRefused, ShadowTarget, gauge
 
 
 def record(error: str | None = None, *, lag: float = 0.0) -> RequestRecord:
@@ -33,7 +33,7 @@ OK, BUSY, LATE = record(), record("http_429"), record(ErrorKind.UNFINISHED)
     ],
 )
 def test_counts_agree_but_for_what_nobody_can_place(finished, rejected, early, holds) -> None:
-    client = Client(records=[OK, OK, BUSY, LATE], early=early)
+    client = ClientSide(records=[OK, OK, BUSY, LATE], early=early)
     if holds:
         check_counts(client, finished=finished, rejected=rejected)
     else:
@@ -42,22 +42,22 @@ def test_counts_agree_but_for_what_nobody_can_place(finished, rejected, early, h
 
 
 def test_refusals_server_errors_and_late_ones_are_data_not_void() -> None:
-    check_client(Client(records=[OK, BUSY, LATE, record("http_500"), record(ErrorKind.TIMEOUT)]))
+    check_client(ClientSide(records=[OK, BUSY, LATE, record("http_500"), record(ErrorKind.TIMEOUT)]))
 
 
 @pytest.mark.parametrize("error", [ErrorKind.RESET, ErrorKind.CONNECT, ErrorKind.PROTOCOL, ErrorKind.WRONG_LENGTH])
 def test_a_broken_stream_voids(error: str) -> None:
     with pytest.raises(TrialVoid, match="1 of 2 requests broke off") as caught:
-        check_client(Client(records=[OK, record(error)]))
+        check_client(ClientSide(records=[OK, record(error)]))
     assert caught.value.restarted is (error in (ErrorKind.RESET, ErrorKind.CONNECT))
 
 
 def test_a_client_at_its_limit_voids() -> None:
     with pytest.raises(TrialVoid, match="could not keep its schedule"):
-        check_client(Client(records=[OK] * 50 + [record(lag=0.3)], lag_limit=0.25))
+        check_client(ClientSide(records=[OK] * 50 + [record(lag=0.3)], lag_limit=0.25))
     with pytest.raises(TrialVoid, match="could not be sent"):
-        check_client(Client(records=[OK, record(ErrorKind.CLIENT_FULL)]))
-    check_client(Client(records=[record(lag=0.2)], lag_limit=0.25))
+        check_client(ClientSide(records=[OK, record(ErrorKind.CLIENT_FULL)]))
+    check_client(ClientSide(records=[record(lag=0.2)], lag_limit=0.25))
 
 
 def test_a_gauge_is_summed_and_absent_is_not_zero() -> None:
@@ -110,7 +110,7 @@ async def test_an_engine_that_comes_back_is_waited_for(monkeypatch) -> None:
 
 async def test_what_a_patch_may_answer() -> None:
     refused = EngineRefused("HTTP 422", [KnobProblem("prefill_chunk_size", "too large")])
-    with pytest.raises(Refused, match="prefill_chunk_size: too large"):
+    with pytest.raises(KnobsRefused, match="prefill_chunk_size: too large"):
         await (await target(refused)).apply({}, revision="r")
     with pytest.raises(TrialVoid) as caught:
         await (await target(EngineUnavailable("reset"))).apply({}, revision="r")

@@ -9,7 +9,7 @@ from headrace_client.load.client import Endpoint, load_session
 from headrace_core.workload.plans import Workload
 from headrace_tuner.errors import TrialVoid
 from headrace_tuner.measure import window as meters
-from headrace_tuner.measure.reading import Client, Span
+from headrace_tuner.measure.reading import ClientSide, WindowSpan
 from headrace_tuner.measure.window import LiveMeter
 
 STATE = EngineState(
@@ -46,7 +46,7 @@ class Target:
 @pytest.fixture
 async def bench(server, monkeypatch, make):
     """A meter on the fake server, its target, and what reached the reading."""
-    read: list[tuple[Span, Client]] = []
+    read: list[tuple[WindowSpan, ClientSide]] = []
 
     async def read_trial(_prometheus, span, client):
         read.append((span, client))

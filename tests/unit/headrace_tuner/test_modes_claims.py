@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from headrace_bench.modes.claims import Claim, Verdict, check_claims, prices
+from headrace_bench.modes.claims import Claim, ClaimVerdict, check_claims, prices
 from headrace_bench.modes.command import Judged, bench_modes_result
-from headrace_bench.modes.design import Calibration, Level, Mode, Rates, Windows, make_design
+from headrace_bench.modes.design import Calibration, Level, LoadRates, Mode, Windows, make_design
 from headrace_bench.modes.equal import compare_answers
-from headrace_bench.modes.lab import Setting
+from headrace_bench.modes.lab import LabSetting
 from headrace_bench.modes.options import ModesOptions, parse_lengths
 from headrace_bench.modes.outcome import (
     LevelRun,
@@ -26,7 +26,7 @@ from headrace_bench.modes.outcome import (
 from headrace_bench.modes.plot import draw
 from headrace_bench.modes.run import Compared
 from headrace_bench.modes.table import cell_notes
-from headrace_bench.serve.result import Window
+from headrace_bench.serve.result import ServeWindow
 from headrace_bench.serve.watch import Health
 from headrace_client.load.client import ErrorKind, RequestRecord
 from headrace_core.workload.plans import RequestKind
@@ -49,7 +49,7 @@ def record(number: int, ttft: float | None, *, at: float | None = None, kind: Re
 def run(mode: Mode, level: Level, records: list, *, repetition: int = 0, busy: float = 0.9, end: float = 20.0):
     return LevelRun(
         mode=mode, level=level, repetition=repetition, rate=None if level is Level.FULL else 5.0, records=records,
-        window=Window(begin=0.0, end=end), ended=end + 5, busy=busy, health=HEALTH,
+        window=ServeWindow(begin=0.0, end=end), ended=end + 5, busy=busy, health=HEALTH,
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def judge(runs: list[LevelRun]):
     return check_claims(make_cells(runs, batch=4), group(runs))
 
 
-def verdicts(claims: list[Claim], name: str, level: Level) -> list[Verdict]:
+def verdicts(claims: list[Claim], name: str, level: Level) -> list[ClaimVerdict]:
     return [claim.verdict for claim in claims if name in claim.name and claim.level is level]
 
 
@@ -141,24 +141,26 @@ def test_a_full_load_has_no_ttft_and_no_unfinished_errors() -> None:
 
 def test_claims_hold_where_the_whole_interval_is_beyond_the_target() -> None:
     claims = judge(visits())
-    assert verdicts(claims, "TTFT tails", Level.HIGH) == [Verdict.HELD] * 4
-    assert verdicts(claims, "static throughput", Level.FULL) == [Verdict.HELD] * 2
-    assert verdicts(claims, "static throughput", Level.HIGH) == [Verdict.NOT_HELD] * 2, "both serve what is offered"
-    assert verdicts(claims, "busy", Level.HIGH) == [Verdict.HELD]
+    assert verdicts(claims, "TTFT tails", Level.HIGH) == [ClaimVerdict.HELD] * 4
+    assert verdicts(claims, "static throughput", Level.FULL) == [ClaimVerdict.HELD] * 2
+    assert verdicts(claims, "static throughput", Level.HIGH) == [ClaimVerdict.NOT_HELD] * 2, (
+        "both serve what is offered"
+    )
+    assert verdicts(claims, "busy", Level.HIGH) == [ClaimVerdict.HELD]
 
 
 def test_claims_that_do_not_hold_say_so() -> None:
     claims = judge(visits(cut=1.0, speed=1.2, busy=0.5))
-    assert verdicts(claims, "TTFT tails", Level.HIGH) == [Verdict.NOT_HELD] * 4
-    assert verdicts(claims, "static throughput", Level.FULL) == [Verdict.NOT_HELD] * 2
-    assert verdicts(claims, "busy", Level.LOW) == [Verdict.NOT_HELD]
+    assert verdicts(claims, "TTFT tails", Level.HIGH) == [ClaimVerdict.NOT_HELD] * 4
+    assert verdicts(claims, "static throughput", Level.FULL) == [ClaimVerdict.NOT_HELD] * 2
+    assert verdicts(claims, "busy", Level.LOW) == [ClaimVerdict.NOT_HELD]
 
 
 def test_a_cut_near_the_target_cannot_be_told() -> None:
     runs = visits(cut=0.55, spread=0.6)
     found = [claim for claim in judge(runs) if "p95 of short" in claim.about and claim.level is Level.HIGH]
     assert found[0].low < 0.4 < found[0].high
-    assert found[0].verdict is Verdict.UNCLEAR
+    assert found[0].verdict is ClaimVerdict.UNCLEAR
 
 
 def test_visits_that_disagree_leave_a_claim_open() -> None:
@@ -166,7 +168,7 @@ def test_visits_that_disagree_leave_a_claim_open() -> None:
     slow, fast = (
         run(Mode.CHUNKED, Level.FULL, served(Mode.CHUNKED, speed), repetition=at) for at, speed in ((0, 1.5), (1, 2.5))
     )
-    assert Verdict.UNCLEAR in verdicts(judge([*runs, slow, fast]), "static throughput", Level.FULL)
+    assert ClaimVerdict.UNCLEAR in verdicts(judge([*runs, slow, fast]), "static throughput", Level.FULL)
 
 
 def test_few_requests_never_hold_a_cut() -> None:
@@ -175,7 +177,7 @@ def test_few_requests_never_hold_a_cut() -> None:
         for mode, seconds in ((Mode.CONTINUOUS, 2.0), (Mode.CHUNKED, 0.1))
     ]
     cuts = [claim for claim in judge(runs) if "tails" in claim.name]
-    assert {claim.verdict for claim in cuts} == {Verdict.UNCLEAR}
+    assert {claim.verdict for claim in cuts} == {ClaimVerdict.UNCLEAR}
     assert cuts[0].low is None
 
 
@@ -184,7 +186,7 @@ def test_a_mode_that_never_answered_does_not_win_by_its_bounds() -> None:
     slow = [record(n, 80.0, at=float(n % 19)) for n in range(40)]
     runs = [run(Mode.CONTINUOUS, Level.HIGH, slow), run(Mode.CHUNKED, Level.HIGH, waiting)]
     cuts = [claim for claim in judge(runs) if "tails" in claim.name]
-    assert {claim.verdict for claim in cuts} == {Verdict.UNCLEAR}
+    assert {claim.verdict for claim in cuts} == {ClaimVerdict.UNCLEAR}
     assert ">" in cuts[0].figures
 
 
@@ -221,8 +223,8 @@ def judged(runs: list[LevelRun]) -> Judged:
         chunk=64, max_num_seqs=4, budget=None, short=lengths.short, output=lengths.output, long=None, long_share=0.04
     )
     capacity = dict.fromkeys(Mode, 1.0)
-    setting = Setting(
-        design=design, rates=Rates(low=1.0, high=5.0, capacity=capacity, separates=True),
+    setting = LabSetting(
+        design=design, rates=LoadRates(low=1.0, high=5.0, capacity=capacity, separates=True),
         windows=Windows(low=1, high=1, warmup=1, drain=1, full=1, full_static=1),
     )  # fmt: skip
     facts = {"model": "SmolLM2-135M-Instruct", "device": "cpu", "dtype": "float32"}

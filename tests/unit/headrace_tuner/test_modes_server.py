@@ -9,7 +9,7 @@ import pytest
 from headrace_bench.errors import BenchError
 from headrace_bench.modes import server
 from headrace_bench.modes.run import engine_command, out_file
-from headrace_bench.modes.server import Engine, running_engine, wait_idle
+from headrace_bench.modes.server import EngineProcess, running_engine, wait_idle
 from headrace_bench.server_facts import differing, facts_of, server_facts
 from headrace_client import prom_text
 from headrace_client.load.client import load_session
@@ -61,7 +61,7 @@ async def test_waiting_for_idleness_reads_the_gauges(server, tmp_path) -> None:
     del server
     answers = iter(["running 2\n", "running 1\n", "running 0\n"])
 
-    class Fake(Engine):
+    class Fake(EngineProcess):
         async def metrics(self) -> str:
             return next(answers)
 
@@ -76,7 +76,7 @@ async def test_waiting_for_idleness_reads_the_gauges(server, tmp_path) -> None:
 async def test_metrics_of_nobody_are_an_error(tmp_path) -> None:
     async with load_session() as session:
         with pytest.raises(BenchError, match=r"GET http://127\.0\.0\.1:1/metrics"):
-            await Engine("http://127.0.0.1:1", session, tmp_path / "log").metrics()
+            await EngineProcess("http://127.0.0.1:1", session, tmp_path / "log").metrics()
 
 
 def test_an_output_file_appears_whole(tmp_path) -> None:

@@ -11,17 +11,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headrace_api.v1alpha1.records import Half, Phase, TrialState, Verdict, Window
+from headrace_api.v1alpha1.records import Half, RunPhase, StudyVerdict, TimeWindow, TrialState
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import SamplerSpec
 from headrace_core.knobs.resolve import resolve
 from headrace_tuner.errors import LeaseLost, TrialVoid, TunerError
-from headrace_tuner.measure.window import Measured
+from headrace_tuner.measure.window import MeasuredWindow
 from headrace_tuner.records.store import FolderStore, MemoryStore, decode
-from headrace_tuner.study.objective import Reading
-from headrace_tuner.study.runner import Runner, Setup
+from headrace_tuner.study.objective import TrialReading
+from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.study.space import Space
-from headrace_tuner.targets.shadow import Refused
+from headrace_tuner.targets.shadow import KnobsRefused
 
 SPACE = Space.of(
     [
@@ -46,17 +46,17 @@ class Formula:
     async def config(self):
         return resolve({"max_num_batched_tokens": 512, "max_num_seqs": 32, "prefill_chunk_size": 512})
 
-    async def measure(self, knobs, *, seed: int, label: str) -> Measured:
+    async def measure(self, knobs, *, seed: int, label: str) -> MeasuredWindow:
         self.calls.append((dict(knobs), seed, label))
         if fault := self.faults.get(len(self.calls)):
             raise fault
         good = 20.0 if self.flat else max(5.0, 40 - knobs["prefill_chunk_size"] / 8)
         half = Half(good=good / 2, requests=20, tokens=600)
-        reading = Reading(
+        reading = TrialReading(
             seconds=20, planned=40, good=good, throughput=60, p95={"itl": 0.05}, halves=(half, half)
         )  # fmt: skip
         at = datetime.fromtimestamp(len(self.calls), UTC)
-        return Measured(Window(start=at, end=at), reading)
+        return MeasuredWindow(TimeWindow(start=at, end=at), reading)
 
 
 def setup_of(make, store, formula, **more: object) -> Setup:
@@ -69,9 +69,9 @@ def setup_of(make, store, formula, **more: object) -> Setup:
 
 async def test_a_bad_baseline_is_improved_on(make) -> None:
     store, formula = MemoryStore(), Formula()
-    study = await Runner(setup_of(make, store, formula)).run()
-    assert study.verdict is Verdict.IMPROVED
-    assert study.phase is Phase.PROPOSED
+    study = await StudyRunner(setup_of(make, store, formula)).run()
+    assert study.verdict is StudyVerdict.IMPROVED
+    assert study.phase is RunPhase.PROPOSED
     records = decode(store.data)
     assert records.trials[0].knobs.values() == {"prefill_chunk_size": 512, "max_num_batched_tokens": 512}
     assert [trial.number for trial in records.trials] == list(range(6))
@@ -81,7 +81,7 @@ async def test_a_bad_baseline_is_improved_on(make) -> None:
 
 async def test_trials_share_a_seed_and_verification_uses_fresh_ones(make) -> None:
     formula = Formula()
-    await Runner(setup_of(make, MemoryStore(), formula)).run()
+    await StudyRunner(setup_of(make, MemoryStore(), formula)).run()
     trials = [seed for _, seed, label in formula.calls if "-t" in label]
     blocks = [seed for _, seed, label in formula.calls if "-v" in label]
     assert set(trials) == {11}
@@ -90,14 +90,14 @@ async def test_trials_share_a_seed_and_verification_uses_fresh_ones(make) -> Non
 
 
 async def test_where_nothing_matters_nothing_wins(make) -> None:
-    study = await Runner(setup_of(make, MemoryStore(), Formula(flat=True))).run()
-    assert study.verdict is Verdict.NO_FEASIBLE_CONFIG
+    study = await StudyRunner(setup_of(make, MemoryStore(), Formula(flat=True))).run()
+    assert study.verdict is StudyVerdict.NO_FEASIBLE_CONFIG
     assert study.proposal is None
 
 
 async def test_a_contradiction_is_data_and_costs_no_window(make) -> None:
     store, formula = MemoryStore(), Formula()
-    await Runner(setup_of(make, store, formula, plan=make.plan(trials=30, blocks=2))).run()
+    await StudyRunner(setup_of(make, store, formula, plan=make.plan(trials=30, blocks=2))).run()
     refused = [trial for trial in decode(store.data).trials if trial.reason.startswith("refused")]
     assert refused
     assert all(trial.state is TrialState.INFEASIBLE and trial.score is None for trial in refused)
@@ -106,14 +106,14 @@ async def test_a_contradiction_is_data_and_costs_no_window(make) -> None:
 
 
 async def test_a_refusal_by_the_engine_itself_is_data_too(make) -> None:
-    store, formula = MemoryStore(), Formula(faults={2: Refused("prefill_chunk_size: no")})
-    await Runner(setup_of(make, store, formula)).run()
+    store, formula = MemoryStore(), Formula(faults={2: KnobsRefused("prefill_chunk_size: no")})
+    await StudyRunner(setup_of(make, store, formula)).run()
     assert decode(store.data).trials[1].reason == "refused: prefill_chunk_size: no"
 
 
 async def test_a_void_window_is_repeated_once(make) -> None:
     store, formula = MemoryStore(), Formula(faults={2: TrialVoid("a scrape is missing")})
-    await Runner(setup_of(make, store, formula)).run()
+    await StudyRunner(setup_of(make, store, formula)).run()
     assert formula.calls[1][0] == formula.calls[2][0]
     assert decode(store.data).trials[1].state is not TrialState.VOID
 
@@ -122,7 +122,7 @@ async def test_a_void_window_is_repeated_once(make) -> None:
 async def test_twice_void_is_void_unless_the_engine_fell_over_both_times(make, restarted, state) -> None:
     faults = {2: TrialVoid("first", restarted=True), 3: TrialVoid("second", restarted=restarted)}
     store = MemoryStore()
-    await Runner(setup_of(make, store, Formula(faults=faults))).run()
+    await StudyRunner(setup_of(make, store, Formula(faults=faults))).run()
     trial = decode(store.data).trials[1]
     assert (trial.state, trial.reason) == (state, "second")
     assert bool(trial.constraints) is (state is TrialState.FAILED)
@@ -131,9 +131,9 @@ async def test_twice_void_is_void_unless_the_engine_fell_over_both_times(make, r
 async def test_what_stops_the_study_is_written_down(make) -> None:
     store = MemoryStore()
     with pytest.raises(TunerError, match="gone"):
-        await Runner(setup_of(make, store, Formula(faults={3: TunerError("the engine is gone")}))).run()
+        await StudyRunner(setup_of(make, store, Formula(faults={3: TunerError("the engine is gone")}))).run()
     study = decode(store.data).study
-    assert study.phase is Phase.FAILED
+    assert study.phase is RunPhase.FAILED
     assert study.message == "the engine is gone"
     assert study.baseline is not None
 
@@ -150,7 +150,7 @@ async def test_the_load_is_kept_only_after_an_improvement_that_will_be_applied(m
         (make.plan(blocks=2, keep_load=False), False, []),
     ):
         kept.clear()
-        await Runner(setup_of(make, MemoryStore(), Formula(flat=flat), plan=plan, keep_load=keep)).run()
+        await StudyRunner(setup_of(make, MemoryStore(), Formula(flat=flat), plan=plan, keep_load=keep)).run()
         assert kept == wanted
 
 
@@ -172,7 +172,7 @@ class DyingStore(MemoryStore):
 
 async def ended(make, formula) -> dict[str, str]:
     store = MemoryStore()
-    await Runner(setup_of(make, store, formula)).run()
+    await StudyRunner(setup_of(make, store, formula)).run()
     return store.data
 
 
@@ -183,9 +183,9 @@ async def test_a_kill_at_any_write_repeats_at_most_one_window(make, after: bool)
     for write in range(1, 40):
         formula, store = Formula(), DyingStore(left=write, after=after)
         try:
-            await Runner(setup_of(make, store, formula)).run()
+            await StudyRunner(setup_of(make, store, formula)).run()
         except Killed:
-            await Runner(setup_of(make, MemoryStore(store.data), formula)).run()
+            await StudyRunner(setup_of(make, MemoryStore(store.data), formula)).run()
         else:
             assert write > 10, "the study ended before the kill"
             break
@@ -200,9 +200,9 @@ async def test_a_kill_inside_any_window_repeats_that_window_alone(make) -> None:
     for call in range(1, len(whole.calls) + 1):
         formula, data = Formula(faults={call: Killed()}), {}
         with pytest.raises(Killed):
-            await Runner(setup_of(make, MemoryStore(data), formula)).run()
-        study = await Runner(setup_of(make, MemoryStore(data), formula)).run()
-        assert study.verdict is Verdict.IMPROVED
+            await StudyRunner(setup_of(make, MemoryStore(data), formula)).run()
+        study = await StudyRunner(setup_of(make, MemoryStore(data), formula)).run()
+        assert study.verdict is StudyVerdict.IMPROVED
         assert len(formula.calls) == len(whole.calls) + 1
         assert formula.calls[call - 1][:2] == formula.calls[call][:2]
 
@@ -263,7 +263,7 @@ async def test_two_tuners_do_not_write_to_one_folder(make, tmp_path) -> None:
     holder = FolderStore(tmp_path)
     await holder.acquire()
     with pytest.raises(LeaseLost, match="another tuner is writing there"):
-        await Runner(setup_of(make, FolderStore(tmp_path), Formula())).run()
+        await StudyRunner(setup_of(make, FolderStore(tmp_path), Formula())).run()
     await holder.release()
-    await Runner(setup_of(make, FolderStore(tmp_path), Formula())).run()
+    await StudyRunner(setup_of(make, FolderStore(tmp_path), Formula())).run()
     await asyncio.sleep(0)

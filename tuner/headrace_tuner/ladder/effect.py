@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from scipy import stats
 
-from headrace_api.v1alpha1.records import Effect, Half, Verdict
+from headrace_api.v1alpha1.records import Effect, Half, StudyVerdict
 from headrace_api.v1alpha1.tuningrun import Objective
 from headrace_core.evidence.intervals import wilson
 
@@ -47,14 +47,14 @@ def compare(baseline: Windows, winner: Windows, *, objective: Objective, confide
     return Effect(ratio=_ratio(centre), low=_ratio(centre - max(down, spread)), high=_ratio(centre + max(up, spread)))
 
 
-def decide(effect: Effect, *, min_effect: float, any_feasible: bool) -> Verdict:
+def decide(effect: Effect, *, min_effect: float, any_feasible: bool) -> StudyVerdict:
     """The verdict that an interval supports. `any_feasible`: whether any config met the attainment."""
     worthwhile = 1 + min_effect
     if effect.low > worthwhile:
-        return Verdict.IMPROVED
+        return StudyVerdict.IMPROVED
     if not any_feasible:
-        return Verdict.NO_FEASIBLE_CONFIG
-    return Verdict.KEEP_BASELINE if effect.high < worthwhile else Verdict.INCONCLUSIVE
+        return StudyVerdict.NO_FEASIBLE_CONFIG
+    return StudyVerdict.KEEP_BASELINE if effect.high < worthwhile else StudyVerdict.INCONCLUSIVE
 
 
 def most_possible(good: float, requests: float, *, confidence: float) -> float:

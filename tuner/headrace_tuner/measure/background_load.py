@@ -14,7 +14,7 @@ POLL_SECONDS = 2.0
 DEADLINE_SECONDS = 900.0
 
 
-async def keep_load(
+async def background_load(
     client: LoadClient,
     workload: Workload,
     *,

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from headrace_api.v1alpha1.records import Half
 from headrace_client.errors import PrometheusError
 from headrace_client.load.client import ErrorKind, RequestRecord
-from headrace_client.prom import Prometheus, Sample
+from headrace_client.prom import Prometheus, PromSample
 from headrace_client.window_reader import read_window, selector
 from headrace_core import metric_names as metrics
 from headrace_core.evidence.percentiles import distribution
 from headrace_core.evidence.windows import WindowStats, WindowVoidError, histogram_quantile
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.study.objective import Reading
+from headrace_tuner.study.objective import TrialReading
 
 IDENTITY = ("namespace", "pod", "instance", "job")
 SCRAPE_TIMEOUT = 20.0  # seconds; intervals up to 15 s are common
@@ -29,7 +29,7 @@ LOST = frozenset({ErrorKind.CONNECT, ErrorKind.RESET, ErrorKind.PROTOCOL, ErrorK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class WindowSpan:
     """A window that has ended. Unix times: begin, end of the arrivals, end of the drain."""
 
     revision: str
@@ -45,7 +45,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class ClientSide:
     """What the client knows of a window. `early`: warm-up requests that may have reached the engine after its begin.
 
     `lag_limit`: how late, in seconds, 99 % of the requests may be sent.
@@ -56,7 +56,7 @@ class Client:
     lag_limit: float = math.inf
 
 
-async def read_trial(prometheus: Prometheus, span: Span, client: Client) -> Reading:
+async def read_trial(prometheus: Prometheus, span: WindowSpan, client: ClientSide) -> TrialReading:
     """The window's reading. Raises `TrialVoid` with the reason where the live metrics do not support one."""
     check_client(client)
     try:
@@ -77,7 +77,7 @@ async def read_trial(prometheus: Prometheus, span: Span, client: Client) -> Read
         e2e = await _e2e_p95(prometheus, span)
     except (WindowVoidError, PrometheusError) as error:
         raise TrialVoid(str(error), restarted="restarted" in str(error)) from error
-    return Reading(
+    return TrialReading(
         seconds=span.end - span.start,
         planned=planned,
         good=stats.good,
@@ -108,7 +108,7 @@ def halves(first: Half, whole: WindowStats, *, planned: float) -> tuple[Half, Ha
     )
 
 
-def check_client(client: Client) -> None:
+def check_client(client: ClientSide) -> None:
     """Void what says more about the client than about the server. Raises `TrialVoid`."""
     lost = [record for record in client.records if record.error in LOST]
     if lost:
@@ -128,7 +128,7 @@ def check_client(client: Client) -> None:
         )
 
 
-def check_counts(client: Client, *, finished: float, rejected: float) -> None:
+def check_counts(client: ClientSide, *, finished: float, rejected: float) -> None:
     """The engine's counts and the client's must agree, but for requests that nobody can place. Raises `TrialVoid`."""
     certain = sum(record.error is None or record.error == "http_429" for record in client.records)
     most, counted = len(client.records) + client.early, finished + rejected
@@ -139,7 +139,7 @@ def check_counts(client: Client, *, finished: float, rejected: float) -> None:
         )
 
 
-async def _pod(prometheus: Prometheus, span: Span) -> dict[str, str]:
+async def _pod(prometheus: Prometheus, span: WindowSpan) -> dict[str, str]:
     """Labels that identify the engine among all that Prometheus scrapes; waits for a scrape after the window."""
     info = selector(metrics.CONFIG_INFO.series, span.labels)
     await prometheus.wait_for_scrape(info, span.drained, SCRAPE_TIMEOUT)
@@ -152,12 +152,12 @@ async def _pod(prometheus: Prometheus, span: Span) -> dict[str, str]:
     return dict(found.pop())
 
 
-async def _total(prometheus: Prometheus, name: str, span: Span, at: float | None = None) -> float:
+async def _total(prometheus: Prometheus, name: str, span: WindowSpan, at: float | None = None) -> float:
     # The generation was born in this window, so its counters began at 0 there.
     return math.fsum(sample.value for sample in await prometheus.query(selector(name, span.labels), at))
 
 
-async def _half(prometheus: Prometheus, span: Span, *, at: float) -> Half:
+async def _half(prometheus: Prometheus, span: WindowSpan, *, at: float) -> Half:
     names = (metrics.SLO_GOOD, metrics.SLO_TOTAL, metrics.REJECTED, metrics.OUTPUT_TOKENS)
     good, judged, rejected, tokens = await asyncio.gather(
         *(_total(prometheus, metric.series, span, at) for metric in names)
@@ -165,7 +165,7 @@ async def _half(prometheus: Prometheus, span: Span, *, at: float) -> Half:
     return Half(good=good, requests=judged + rejected, tokens=tokens)
 
 
-async def _tokens(prometheus: Prometheus, span: Span) -> tuple[float, float]:
+async def _tokens(prometheus: Prometheus, span: WindowSpan) -> tuple[float, float]:
     """Output tokens at the last scrape while the load was on, and how long after the begin that was, seconds."""
     samples = await prometheus.raw(selector(metrics.OUTPUT_TOKENS.series, span.labels), span.start, span.end)
     if not samples:
@@ -174,12 +174,12 @@ async def _tokens(prometheus: Prometheus, span: Span) -> tuple[float, float]:
     return last.value, last.timestamp - span.start
 
 
-async def _e2e_p95(prometheus: Prometheus, span: Span) -> float:
+async def _e2e_p95(prometheus: Prometheus, span: WindowSpan) -> float:
     samples = await prometheus.query(selector(f"{metrics.E2E.name}_bucket", span.labels))
     return histogram_quantile(0.95, _buckets(samples))
 
 
-def _buckets(samples: Sequence[Sample]) -> Mapping[float, float]:
+def _buckets(samples: Sequence[PromSample]) -> Mapping[float, float]:
     buckets: defaultdict[float, float] = defaultdict(float)
     for sample in samples:
         buckets[float(sample.labels["le"])] += sample.value

@@ -12,33 +12,33 @@ from typing import Protocol
 
 import aiohttp
 
-from headrace_api.v1alpha1.records import Window
+from headrace_api.v1alpha1.records import TimeWindow
 from headrace_client.engine import EngineState
 from headrace_client.load.client import Endpoint, LoadClient, RequestRecord
 from headrace_client.prom import Prometheus
 from headrace_core.knobs.table import KnobValue
 from headrace_core.workload.plans import PlannedRequest, Workload, derive_seed, plan_load
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.measure.reading import Client, Span, read_trial, wait_until_scraped
-from headrace_tuner.study.objective import Reading
-from headrace_tuner.targets.shadow import Target
+from headrace_tuner.measure.reading import ClientSide, WindowSpan, read_trial, wait_until_scraped
+from headrace_tuner.study.objective import TrialReading
+from headrace_tuner.targets.shadow import TrialTarget
 
 SETTLE_SECONDS = 60.0
 SHORTEST_DRAIN = 10.0  # seconds; a window's own length where that is more
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredWindow:
     """A window and what it showed."""
 
-    window: Window
-    reading: Reading
+    window: TimeWindow
+    reading: TrialReading
 
 
-class Meter(Protocol):
+class WindowMeter(Protocol):
     """Measures configs, one window at a time."""
 
-    async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> Measured:
+    async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> MeasuredWindow:
         """Raises `Refused` where the engine does not take the knobs, `TrialVoid` where nothing can be said."""
         ...
 
@@ -47,7 +47,7 @@ class Meter(Protocol):
 class LiveMeter:
     """The meter for a running engine. `warmup` in seconds; `ttft` is the SLO's threshold in seconds, if it has one."""
 
-    target: Target
+    target: TrialTarget
     prometheus: Prometheus
     session: aiohttp.ClientSession
     endpoint: Endpoint
@@ -65,8 +65,8 @@ class LiveMeter:
         """How long requests may take after the last arrival, seconds; what takes longer is a miss."""
         return max(SHORTEST_DRAIN, self.workload.duration)
 
-    async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> Measured:
-        """See `Meter`."""
+    async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> MeasuredWindow:
+        """See `WindowMeter`."""
         revision = f"{label}-{secrets.token_hex(3)}"  # never used before, also not by a tuner that was killed
         await self.target.state()
         await self.target.settle(SETTLE_SECONDS)
@@ -87,14 +87,16 @@ class LiveMeter:
         drained = _now()
         await self._check_same(began)
         end = start + self.workload.duration
-        span = Span(revision=revision, generation=began.generation, start=start, end=end, drained=drained)
+        span = WindowSpan(revision=revision, generation=began.generation, start=start, end=end, drained=drained)
         return await self._read(span, records, early=early)
 
-    async def _read(self, span: Span, records: list[RequestRecord], *, early: int) -> Measured:
-        client = Client(records=records, early=early, lag_limit=self.lag_limit)
+    async def _read(self, span: WindowSpan, records: list[RequestRecord], *, early: int) -> MeasuredWindow:
+        client = ClientSide(records=records, early=early, lag_limit=self.lag_limit)
         reading = await read_trial(self.prometheus, span, client)
-        window = Window(start=datetime.fromtimestamp(span.start, UTC), end=datetime.fromtimestamp(span.drained, UTC))
-        return Measured(window, reading)
+        window = TimeWindow(
+            start=datetime.fromtimestamp(span.start, UTC), end=datetime.fromtimestamp(span.drained, UTC)
+        )
+        return MeasuredWindow(window, reading)
 
     def _warm_up(self, seed: int) -> tuple[PlannedRequest, ...]:
         workload = replace(self.workload, duration=self.warmup)

@@ -18,7 +18,7 @@ from headrace_client.resources import CONFIG_MAPS
 from headrace_tuner.errors import LeaseLost, StoreUnavailable
 from headrace_tuner.records.lease import LEASE_KEY, LEASE_SECONDS, Lease, may_take
 from headrace_tuner.records.store import MAX_BYTES, decode, encode, key_of
-from headrace_tuner.study.candidates import Records
+from headrace_tuner.study.candidates import StudyRecords
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
@@ -64,7 +64,7 @@ class ConfigMapStore:
             await asyncio.sleep(POLL_SECONDS)
         self._renewing = asyncio.create_task(self._renew())
 
-    async def load(self) -> Records:
+    async def load(self) -> StudyRecords:
         """See `Store`."""
         return decode(self._data)
 

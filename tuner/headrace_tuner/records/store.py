@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from headrace_api import names
 from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, VerificationRecord
 from headrace_tuner.errors import LeaseLost, StoreUnavailable, TunerError
-from headrace_tuner.study.candidates import Records
+from headrace_tuner.study.candidates import StudyRecords
 
 VERIFY_KEY_PREFIX = "verify-"
 MAX_BYTES = 900_000  # a ConfigMap holds 1 MiB
@@ -31,7 +31,7 @@ class Store(Protocol):
         """Become the only writer. Raises `LeaseLost` where somebody else is."""
         ...
 
-    async def load(self) -> Records:
+    async def load(self) -> StudyRecords:
         """All that was written. Raises `TunerError` for what cannot be read."""
         ...
 
@@ -58,7 +58,7 @@ def encode(record: StudyRecord | TrialRecord | VerificationRecord) -> str:
     return record.model_dump_json(by_alias=True, exclude_none=True)
 
 
-def decode(data: Mapping[str, str]) -> Records:
+def decode(data: Mapping[str, str]) -> StudyRecords:
     """Records of all entries; others are ignored. Raises `TunerError` naming an entry that cannot be read."""
     study, trials, windows = None, [], []
     for key, text in sorted(data.items()):
@@ -75,7 +75,7 @@ def decode(data: Mapping[str, str]) -> Records:
             ) from error
     trials.sort(key=lambda record: record.number)
     windows.sort(key=lambda record: record.number)
-    return Records(study=study, trials=tuple(trials), windows=tuple(windows))
+    return StudyRecords(study=study, trials=tuple(trials), windows=tuple(windows))
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class MemoryStore:
     async def acquire(self) -> None:
         """See `Store`."""
 
-    async def load(self) -> Records:
+    async def load(self) -> StudyRecords:
         """See `Store`."""
         return decode(self.data)
 
@@ -127,7 +127,7 @@ class FolderStore:
             ) from error
         self._lock = lock
 
-    async def load(self) -> Records:
+    async def load(self) -> StudyRecords:
         """See `Store`."""
         return decode({path.name: path.read_text() for path in self._folder.glob("*.json")})
 

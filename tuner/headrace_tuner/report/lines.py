@@ -6,7 +6,13 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 
-from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, TrialState, Verdict, VerificationRecord
+from headrace_api.v1alpha1.records import (
+    StudyRecord,
+    StudyVerdict,
+    TrialRecord,
+    TrialState,
+    VerificationRecord,
+)
 from headrace_core.evidence.percentiles import duration
 from headrace_core.knobs.table import KNOB_BY_NAME
 
@@ -44,7 +50,7 @@ def verdict_panel(study: StudyRecord) -> RenderableType:
     lines = [escape(study.message)]
     if study.proposal is not None:
         lines += [f"  {KNOB_BY_NAME[key].camel}: {value}" for key, value in study.proposal.knobs.values().items()]
-    colour = "green" if study.verdict is Verdict.IMPROVED else "yellow"
+    colour = "green" if study.verdict is StudyVerdict.IMPROVED else "yellow"
     return Panel("\n".join(lines), title=f"[bold]{verdict}[/]", title_align="left", border_style=colour)
 
 

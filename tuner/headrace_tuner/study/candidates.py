@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from headrace_api.v1alpha1.records import Candidate, StudyRecord, TrialRecord, TrialState, VerificationRecord
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.study.objective import Goal
+from headrace_tuner.study.objective import StudyGoal
 from headrace_tuner.study.space import canonical
 
 MEASURED = (TrialState.COMPLETE, TrialState.INFEASIBLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class StudyRecords:
     """All that was written down."""
 
     study: StudyRecord | None = None
@@ -43,7 +43,7 @@ class Pooled:
         return self.good / self.requests
 
 
-def pool(goal: Goal, trials: Iterable[TrialRecord]) -> list[Pooled]:
+def pool(goal: StudyGoal, trials: Iterable[TrialRecord]) -> list[Pooled]:
     """Measured trials by config, in the order of their first trial."""
     groups: dict[str, list[TrialRecord]] = {}
     for record in trials:
@@ -52,7 +52,7 @@ def pool(goal: Goal, trials: Iterable[TrialRecord]) -> list[Pooled]:
     return [_pooled(goal, group) for group in groups.values()]
 
 
-def _pooled(goal: Goal, group: Sequence[TrialRecord]) -> Pooled:
+def _pooled(goal: StudyGoal, group: Sequence[TrialRecord]) -> Pooled:
     measures = [record.measures for record in group if record.measures is not None]
     requests = sum(item.requests or 0.0 for item in measures)
     good = sum((item.attainment or 0.0) * (item.requests or 0.0) for item in measures)
@@ -72,19 +72,19 @@ def _pooled(goal: Goal, group: Sequence[TrialRecord]) -> Pooled:
     )
 
 
-def best_of(goal: Goal, trials: Iterable[TrialRecord]) -> Pooled | None:
+def best_of(goal: StudyGoal, trials: Iterable[TrialRecord]) -> Pooled | None:
     """The config with the best score among those that meet the attainment; where none does, among all."""
     return max(pool(goal, trials), key=lambda item: (item.feasible, item.candidate.score or 0.0), default=None)
 
 
-def baseline_of(goal: Goal, records: Records) -> Pooled | None:
+def baseline_of(goal: StudyGoal, records: StudyRecords) -> Pooled | None:
     """The baseline's own trials."""
     return (
         None if records.baseline is None else next(iter(pool(goal, of_config(records.trials, records.baseline))), None)
     )
 
 
-def better(goal: Goal, best: Pooled, baseline: Pooled) -> bool:
+def better(goal: StudyGoal, best: Pooled, baseline: Pooled) -> bool:
     """Whether `best` did more than `baseline`, so that it is worth a verification."""
     if goal.objective is Objective.THROUGHPUT and best.feasible != baseline.feasible:
         return best.feasible

@@ -23,7 +23,7 @@ MARGIN_WEIGHT = 0.5  # of one good request, or of one answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class TrialReading:
     """One measured window. `planned` requests in `seconds`; latencies in seconds, NaN where nothing was observed."""
 
     seconds: float
@@ -57,14 +57,14 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class StudyGoal:
     """What is asked for: objective, share of good requests, thresholds in seconds by target (ttft, itl, e2e)."""
 
     objective: Objective
     attainment: float
     thresholds: Mapping[str, float]
 
-    def score(self, reading: Reading) -> float:
+    def score(self, reading: TrialReading) -> float:
         """Larger is better. Per second: good requests, or output tokens."""
         if self.objective is Objective.GOODPUT:
             unit, value = 1.0, reading.goodput
@@ -72,12 +72,12 @@ class Goal:
             unit, value = reading.throughput * reading.seconds / reading.planned, reading.throughput
         return value + MARGIN_WEIGHT * unit * self.margin(reading) / reading.seconds
 
-    def margin(self, reading: Reading) -> float:
+    def margin(self, reading: TrialReading) -> float:
         """0 to 1: mean distance of the 95th percentiles below their thresholds; 0.5 is right at them."""
         slacks = [_slack(reading.p95.get(target, math.nan), limit) for target, limit in self.thresholds.items()]
         return math.fsum(slacks) / len(slacks) if slacks else 0.5
 
-    def constraints(self, reading: Reading) -> dict[str, float]:
+    def constraints(self, reading: TrialReading) -> dict[str, float]:
         """Signed slack by constraint, as Optuna has it: above 0 is violated."""
         return {ATTAINMENT: self.attainment - reading.attainment, RUNNABLE: -1.0}
 

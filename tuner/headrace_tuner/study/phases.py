@@ -11,21 +11,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace_api.v1alpha1.records import Candidate, Phase, TrialRecord, TrialState, Verdict, VerificationRecord
+from headrace_api.v1alpha1.records import (
+    Candidate,
+    RunPhase,
+    StudyVerdict,
+    TrialRecord,
+    TrialState,
+    VerificationRecord,
+)
 from headrace_api.v1alpha1.tuningrun import Objective
 from headrace_core.knobs.table import KnobValue
 from headrace_tuner.ladder.effect import most_possible
 from headrace_tuner.study.candidates import (
     MEASURED,
     Pooled,
-    Records,
+    StudyRecords,
     baseline_of,
     best_of,
     better,
     of_config,
     pool,
 )
-from headrace_tuner.study.objective import Goal
+from headrace_tuner.study.objective import StudyGoal
 
 BASELINE_TRIES = 3
 VOIDS_IN_A_ROW = 5
@@ -33,13 +40,13 @@ SPARE_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class StudyPlan:
     """What the spec asks for. `trials` counts all, the baseline's too; `duration` in seconds.
 
     `keep_load`: the load goes on after an Improved verdict, until the operator has applied the proposal.
     """
 
-    goal: Goal
+    goal: StudyGoal
     trials: int | None
     duration: float | None
     blocks: int
@@ -58,7 +65,7 @@ class RunTrial:
     """Measure one config; without `knobs` the sampler proposes them."""
 
     number: int
-    phase: Phase
+    phase: RunPhase
     knobs: Mapping[str, KnobValue] | None = None
 
 
@@ -76,7 +83,7 @@ class Verify:
 class Conclude:
     """Say the verdict. `verdict` None: the verification's windows decide, see `verdict.py`."""
 
-    verdict: Verdict | None = None
+    verdict: StudyVerdict | None = None
     message: str = ""
 
 
@@ -86,61 +93,61 @@ class KeepLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class StudyFinished:
     """Nothing is left to do."""
 
 
-Action = Prepare | RunTrial | Verify | Conclude | KeepLoad | Finished
+Action = Prepare | RunTrial | Verify | Conclude | KeepLoad | StudyFinished
 
 
-def next_action(plan: Plan, records: Records, *, now: float) -> Action:
+def next_action(plan: StudyPlan, records: StudyRecords, *, now: float) -> Action:
     """The next thing to do; `now` in Unix seconds."""
     study = records.study
     if study is None or study.baseline is None:
         return Prepare()
     if study.verdict is not None:
-        return KeepLoad() if study.verdict is Verdict.IMPROVED and plan.keep_load else Finished()
+        return KeepLoad() if study.verdict is StudyVerdict.IMPROVED and plan.keep_load else StudyFinished()
     if records.windows:  # once verification began, the candidate stands
         return _verify(plan, records)
     return _baseline(plan, records, study.baseline) or _search(plan, records, now=now) or _verify(plan, records)
 
 
-def _baseline(plan: Plan, records: Records, baseline: Candidate) -> Action | None:
+def _baseline(plan: StudyPlan, records: StudyRecords, baseline: Candidate) -> Action | None:
     measured = pool(plan.goal, of_config(records.trials, baseline))
     if not measured:
         if len(records.trials) < BASELINE_TRIES:
-            return RunTrial(_next_trial(records.trials), Phase.BASELINE, baseline.knobs.values())
+            return RunTrial(_next_trial(records.trials), RunPhase.BASELINE, baseline.knobs.values())
         reason = records.trials[-1].reason
-        return Conclude(Verdict.ABSTAINED, f"the baseline could not be measured: {reason}")
+        return Conclude(StudyVerdict.ABSTAINED, f"the baseline could not be measured: {reason}")
     if len(records.trials) == 1 and plan.goal.objective is Objective.GOODPUT:
         return _hopeless(plan, measured[0])
     return None
 
 
-def _hopeless(plan: Plan, baseline: Pooled) -> Conclude | None:
+def _hopeless(plan: StudyPlan, baseline: Pooled) -> Conclude | None:
     possible = most_possible(baseline.good, baseline.requests, confidence=plan.confidence)
     if possible >= 1 + plan.min_effect:
         return None
     return Conclude(
-        Verdict.ABSTAINED,
+        StudyVerdict.ABSTAINED,
         f"the load is too light to tell configs apart: the baseline serves {baseline.attainment:.1%} of it within the "
         f"SLO, so no config can do more than {possible - 1:.1%} better, and minEffect is {plan.min_effect:.1%}; raise "
         "workload.rate, or tighten the SLO",
     )
 
 
-def _search(plan: Plan, records: Records, *, now: float) -> Action | None:
+def _search(plan: StudyPlan, records: StudyRecords, *, now: float) -> Action | None:
     tail = records.trials[-VOIDS_IN_A_ROW:]
     if len(tail) == VOIDS_IN_A_ROW and all(record.state is TrialState.VOID for record in tail):
         return Conclude(
-            Verdict.ABSTAINED, f"{VOIDS_IN_A_ROW} trials in a row were void, the last one: {tail[-1].reason}"
+            StudyVerdict.ABSTAINED, f"{VOIDS_IN_A_ROW} trials in a row were void, the last one: {tail[-1].reason}"
         )
     spent = plan.trials is not None and len(records.trials) >= plan.trials
     late = plan.duration is not None and now - _began(records.trials, now) >= plan.duration
-    return None if spent or late else RunTrial(_next_trial(records.trials), Phase.SEARCHING)
+    return None if spent or late else RunTrial(_next_trial(records.trials), RunPhase.SEARCHING)
 
 
-def _verify(plan: Plan, records: Records) -> Action:
+def _verify(plan: StudyPlan, records: StudyRecords) -> Action:
     best, baseline = best_of(plan.goal, records.trials), baseline_of(plan.goal, records)
     if best is None or baseline is None or not better(plan.goal, best, baseline):
         return Conclude(*_nothing_better(baseline))
@@ -150,19 +157,21 @@ def _verify(plan: Plan, records: Records) -> Action:
     block = number // 2
     if block >= plan.blocks + SPARE_BLOCKS:
         reason = next((item.reason for item in reversed(records.windows) if item.reason), "")
-        return Conclude(Verdict.INCONCLUSIVE, f"too many windows of the verification were void, the last one: {reason}")
+        return Conclude(
+            StudyVerdict.INCONCLUSIVE, f"too many windows of the verification were void, the last one: {reason}"
+        )
     winner = (number + block) % 2 == 1  # A B, B A, A B, ...
     chosen = best if winner else baseline
     return Verify(number=number, block=block, winner=winner, knobs=chosen.candidate.knobs.values())
 
 
-def _nothing_better(baseline: Pooled | None) -> tuple[Verdict, str]:
+def _nothing_better(baseline: Pooled | None) -> tuple[StudyVerdict, str]:
     if baseline is not None and not baseline.feasible:
-        return Verdict.NO_FEASIBLE_CONFIG, (
+        return StudyVerdict.NO_FEASIBLE_CONFIG, (
             "no config met the SLO's attainment, and none did better than the baseline; lower workload.rate, relax the "
             "SLO, widen spec.knobs, or give the model more hardware"
         )
-    return Verdict.KEEP_BASELINE, "no trial did better than the baseline"
+    return StudyVerdict.KEEP_BASELINE, "no trial did better than the baseline"
 
 
 def complete_blocks(

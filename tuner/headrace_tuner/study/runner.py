@@ -11,7 +11,7 @@ from typing import Protocol
 from headrace_api.v1alpha1.knobs import HotKnobs
 from headrace_api.v1alpha1.records import (
     Candidate,
-    Phase,
+    RunPhase,
     StudyRecord,
     TrialRecord,
     TrialState,
@@ -24,28 +24,28 @@ from headrace_core.knobs.table import KnobValue
 from headrace_core.workload.plans import derive_seed
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.ladder.verify import conclude, progress
-from headrace_tuner.measure.window import Measured, Meter
+from headrace_tuner.measure.window import MeasuredWindow, WindowMeter
 from headrace_tuner.records.store import Store
-from headrace_tuner.study.candidates import Records
+from headrace_tuner.study.candidates import StudyRecords
 from headrace_tuner.study.phases import (
     Conclude,
-    Finished,
     KeepLoad,
-    Plan,
     Prepare,
     RunTrial,
+    StudyFinished,
+    StudyPlan,
     Verify,
     next_action,
 )
 from headrace_tuner.study.sampler import propose
 from headrace_tuner.study.space import Space, refusal
-from headrace_tuner.targets.shadow import Refused
+from headrace_tuner.targets.shadow import KnobsRefused
 
 log = logging.getLogger(__name__)
 Knobs = Mapping[str, KnobValue]
 
 
-class Engine(Protocol):
+class ConfigReader(Protocol):
     """What the runner must know of the engine: the config in force."""
 
     async def config(self) -> EngineConfig:
@@ -58,13 +58,13 @@ class Setup:
     """A study: what is asked for, where it is measured and written. `keep_load` runs after an Improved verdict."""
 
     name: str
-    plan: Plan
+    plan: StudyPlan
     space: Space
     sampler: SamplerSpec
     seed: int
     store: Store
-    engine: Engine
-    meter: Meter
+    engine: ConfigReader
+    meter: WindowMeter
     keep_load: Callable[[], Awaitable[None]] | None = None
     on_end: Callable[[TrialRecord | VerificationRecord], None] = lambda _: None
     on_study: Callable[[StudyRecord], None] = lambda _: None
@@ -76,27 +76,27 @@ async def write_failure(store: Store, error: HeadraceError) -> None:
     try:
         study = (await store.load()).study
         if study is None or study.verdict is None:
-            failed = {"phase": Phase.FAILED, "message": str(error)}
+            failed = {"phase": RunPhase.FAILED, "message": str(error)}
             await store.save(study.model_copy(update=failed) if study else StudyRecord.model_validate(failed))
     except TunerError:
         log.warning("the reason could not be written down", extra={"reason": str(error)})
 
 
 @dataclass(slots=True)
-class Outcome:
+class AttemptOutcome:
     """How an attempt at a measurement ended."""
 
     state: TrialState
-    measured: Measured | None = None
+    measured: MeasuredWindow | None = None
     reason: str = ""
 
 
 @dataclass(slots=True)
-class Runner:
+class StudyRunner:
     """Runs one study to its end. Raises `TunerError` where it cannot go on; what was written stays."""
 
     setup: Setup
-    records: Records = field(default_factory=Records)
+    records: StudyRecords = field(default_factory=StudyRecords)
 
     async def run(self) -> StudyRecord:
         """Go on from the records to the end; the study with its verdict."""
@@ -126,14 +126,14 @@ class Runner:
                     if self.setup.keep_load is not None:
                         await self.setup.keep_load()
                     return self._study()
-                case Finished():
+                case StudyFinished():
                     return self._study()
 
     async def _prepare(self) -> None:
         config = await self.setup.engine.config()
         baseline = Candidate(knobs=HotKnobs.of(self.setup.space.baseline(config.hot_values())))
         study = StudyRecord(
-            phase=Phase.BASELINE, message="measuring the baseline", total=self.setup.plan.trials, baseline=baseline
+            phase=RunPhase.BASELINE, message="measuring the baseline", total=self.setup.plan.trials, baseline=baseline
         )
         await self._save(study)
 
@@ -141,7 +141,7 @@ class Runner:
         setup = self.setup
         knobs = action.knobs
         if knobs is None:
-            await self._say(Phase.SEARCHING, f"trial {action.number}")
+            await self._say(RunPhase.SEARCHING, f"trial {action.number}")
             knobs = propose(
                 setup.space, self.records.trials, sampler=setup.sampler, number=action.number, total=setup.plan.trials
             )
@@ -155,7 +155,8 @@ class Runner:
         setup = self.setup
         arm = "winner" if action.winner else "baseline"
         await self._say(
-            Phase.VERIFYING, f"block {action.block + 1} of {setup.plan.blocks}: {arm}, on a seed that no trial has seen"
+            RunPhase.VERIFYING,
+            f"block {action.block + 1} of {setup.plan.blocks}: {arm}, on a seed that no trial has seen",
         )
         seed = derive_seed(setup.seed, "verify", action.block)
         outcome = await self._attempt(action.knobs, seed=seed, label=f"{setup.name}-v{action.number:04d}")
@@ -174,28 +175,28 @@ class Runner:
         await self._save(record)
         setup.on_end(record)
 
-    async def _attempt(self, knobs: Knobs, *, seed: int, label: str) -> Outcome:
+    async def _attempt(self, knobs: Knobs, *, seed: int, label: str) -> AttemptOutcome:
         """Measure, and once more if that was void. A config under which the engine restarts twice has failed."""
         config = await self.setup.engine.config()
         wanted = {name: knobs.get(name) for name in self.setup.space.names}
         why = refusal(config, wanted)
         if why is not None:
-            return Outcome(TrialState.INFEASIBLE, reason=f"refused: {why}")
+            return AttemptOutcome(TrialState.INFEASIBLE, reason=f"refused: {why}")
         first: TrialVoid | None = None
         while True:
             try:
                 measured = await self.setup.meter.measure(wanted, seed=seed, label=label)
-                return Outcome(TrialState.COMPLETE, measured)
-            except Refused as error:
-                return Outcome(TrialState.INFEASIBLE, reason=f"refused: {error}")
+                return AttemptOutcome(TrialState.COMPLETE, measured)
+            except KnobsRefused as error:
+                return AttemptOutcome(TrialState.INFEASIBLE, reason=f"refused: {error}")
             except TrialVoid as void:
                 log.warning("void: %s", void.reason, extra={"trial": label, "repeated": first is not None})
                 if first is not None:
                     failed = first.restarted and void.restarted
-                    return Outcome(TrialState.FAILED if failed else TrialState.VOID, reason=void.reason)
+                    return AttemptOutcome(TrialState.FAILED if failed else TrialState.VOID, reason=void.reason)
                 first = void
 
-    def _record(self, number: int, knobs: Knobs, outcome: Outcome) -> TrialRecord:
+    def _record(self, number: int, knobs: Knobs, outcome: AttemptOutcome) -> TrialRecord:
         goal, measured = self.setup.plan.goal, outcome.measured
         seen = TrialRecord(
             number=number, state=outcome.state, knobs=HotKnobs.of(knobs), seed=self.setup.seed, reason=outcome.reason
@@ -217,7 +218,7 @@ class Runner:
             }
         )
 
-    async def _say(self, phase: Phase, message: str) -> None:
+    async def _say(self, phase: RunPhase, message: str) -> None:
         await self._save(progress(self.setup.plan, self.records, phase=phase, message=message))
 
     async def _save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 import aiohttp
 
 from headrace_client.engine import EngineAdmin, EngineState
-from headrace_client.errors import EngineDenied, EngineError, EngineRefused, EngineUnavailable
+from headrace_client.errors import EngineCallError, EngineDenied, EngineRefused, EngineUnavailable
 from headrace_core import metric_names as metrics
 from headrace_core.knobs.table import KnobValue
 from headrace_tuner.errors import TrialVoid, TunerError
@@ -18,11 +18,11 @@ from headrace_tuner.errors import TrialVoid, TunerError
 POLL_SECONDS = 0.2
 
 
-class Refused(Exception):  # noqa: N818  (data, not a failure)
+class KnobsRefused(Exception):  # noqa: N818  (data, not a failure)
     """The engine does not take these knobs; the message says why."""
 
 
-class Target(Protocol):
+class TrialTarget(Protocol):
     """Whatever configs are tried on."""
 
     @property
@@ -35,7 +35,7 @@ class Target(Protocol):
         ...
 
     async def apply(self, knobs: Mapping[str, KnobValue], *, revision: str) -> EngineState:
-        """Put knobs in force under the name `revision`. Raises `Refused` or `TrialVoid`."""
+        """Put knobs in force under the name `revision`. Raises `KnobsRefused` or `TrialVoid`."""
         ...
 
     async def settle(self, timeout: float) -> None:  # noqa: ASYNC109  (seconds, told to whoever waits)
@@ -60,7 +60,7 @@ class ShadowTarget:
         return self._url
 
     async def state(self) -> EngineState:
-        """See `Target`."""
+        """See `TrialTarget`."""
         deadline = asyncio.get_running_loop().time() + self._patience
         while True:
             try:
@@ -70,23 +70,23 @@ class ShadowTarget:
                     raise TunerError(f"the engine has not answered for {self._patience:.0f} s: {error}") from error
             except EngineDenied as error:
                 raise TunerError(f"{error}; give the engine's admin token in HEADRACE_ADMIN_TOKEN") from error
-            except EngineError as error:
+            except EngineCallError as error:
                 raise TunerError(str(error)) from error
             await asyncio.sleep(1.0)
 
     async def apply(self, knobs: Mapping[str, KnobValue], *, revision: str) -> EngineState:
-        """See `Target`."""
+        """See `TrialTarget`."""
         try:
             return await self._admin.patch_config(knobs, revision=revision)
         except EngineRefused as error:
-            raise Refused("; ".join(map(str, error.problems)) or str(error)) from error
+            raise KnobsRefused("; ".join(map(str, error.problems)) or str(error)) from error
         except EngineDenied as error:
             raise TunerError(f"{error}; give the engine's admin token in HEADRACE_ADMIN_TOKEN") from error
-        except EngineError as error:
+        except EngineCallError as error:
             raise TrialVoid(f"the engine did not take the knobs: {error}", restarted=True) from error
 
     async def settle(self, timeout: float) -> None:  # noqa: ASYNC109
-        """See `Target`."""
+        """See `TrialTarget`."""
         deadline = asyncio.get_running_loop().time() + timeout
         while True:
             running, waiting = await self._queue()

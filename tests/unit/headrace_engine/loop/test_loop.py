@@ -9,11 +9,14 @@ import pytest
 from headrace_core.evidence.slo import SloSet
 from headrace_core.scheduler import invariants
 from headrace_core.scheduler.events import FinishReason, Request
-from headrace_engine.loop.engine_loop import EngineLoop, RejectedError, StaleGenerationError, Submission
+from headrace_engine.loop.config_state import StaleGenerationError
+from headrace_engine.loop.engine_loop import EngineLoop
+from headrace_engine.loop.live_request import RejectedError, Submission
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_engine.outputs import Delta, Done, Event, ProblemKind, PromptScored, TokenScore
-from headrace_engine.sampling.grammar import GrammarCompiler, GrammarKind, GrammarSpec
-from headrace_engine.sampling.sampler import SamplingParams
+from headrace_engine.outputs import Delta, Done, Event, PromptScored, RequestProblemKind, TokenScore
+from headrace_engine.sampling.grammar import GrammarCompiler
+from headrace_engine.sampling.grammar_spec import GrammarKind, GrammarSpec
+from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.text.detokenize import TextStream
 
 EOS = 256
@@ -265,7 +268,7 @@ async def test_a_dead_end_is_an_error_with_a_message_and_nobody_elses(looped: Lo
     assert done.reason is FinishReason.ERROR
     assert done.problem is not None
     assert "output position 1" in str(done.problem)
-    assert done.problem.kind is ProblemKind.IMPOSSIBLE
+    assert done.problem.kind is RequestProblemKind.IMPOSSIBLE
     assert done_of(await made.collect("other")).num_output_tokens == 20
 
 

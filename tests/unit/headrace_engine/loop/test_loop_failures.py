@@ -11,18 +11,18 @@ import torch
 from headrace_core.scheduler.events import FinishReason, ScheduledSeq, StepPlan
 from headrace_engine.loop import engine_loop as loop_module
 from headrace_engine.loop.inbox import EngineDeadError
-from headrace_engine.loop.isolation import run_step
 from headrace_engine.loop.probe import probe
-from headrace_engine.loop.runner import Runner, StepOutput
-from headrace_engine.outputs import Done, Problem
-from headrace_engine.sampling.sampler import SamplingParams
+from headrace_engine.loop.runner import ModelRunner, StepOutput
+from headrace_engine.loop.step_retry import run_step
+from headrace_engine.outputs import Done, RequestProblem
+from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.token_state import TokenState
 
 Looped = Any
 Fault = Callable[[StepPlan], BaseException | None]
 
 
-def inject(monkeypatch: pytest.MonkeyPatch, runner: Runner, fault: Fault) -> list[StepPlan]:
+def inject(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, fault: Fault) -> list[StepPlan]:
     """Let `fault` decide which steps raise; returns the list of all that were tried."""
     tried: list[StepPlan] = []
     real = runner.run
@@ -131,11 +131,13 @@ async def test_failures_that_others_survive_do_not_end_the_thread(
 
 
 @pytest.fixture
-def runner(tiny: Any) -> Runner:
+def runner(tiny: Any) -> ModelRunner:
     from headrace_engine.model.kv_cache import make_pool
 
     model = tiny("llama")
-    return Runner(model, make_pool(probe(model), num_blocks=20, block_size=4, device=model.device, dtype=model.dtype))
+    return ModelRunner(
+        model, make_pool(probe(model), num_blocks=20, block_size=4, device=model.device, dtype=model.dtype)
+    )
 
 
 def seq(
@@ -151,7 +153,7 @@ def states(*names: str) -> dict[str, TokenState]:
 
 
 def test_forks_are_retried_with_their_sibling_and_copies_are_made_once(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = StepPlan(
         step=1, generation=1, copies=((1, 2),),
@@ -177,7 +179,7 @@ def test_forks_are_retried_with_their_sibling_and_copies_are_made_once(
     assert (attempt.problem is not None, attempt.all_failed) == (True, False)
 
 
-def test_a_copy_that_fails_fails_all_without_a_retry(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_fails_all_without_a_retry(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = StepPlan(
         step=1, generation=1, copies=((1, 999),), seqs=(seq("a", 0, (1, 2), (3,)), seq("b", 0, (1, 2), (4,)))
     )
@@ -302,6 +304,6 @@ async def test_stopping_ends_what_runs_and_refuses_what_comes(looped: Looped) ->
     made = looped()
     await made.submit("a", max_tokens=400)
     await made.loop.stop()
-    assert end_of(await made.collect("a")).problem == Problem("the engine is shutting down")
+    assert end_of(await made.collect("a")).problem == RequestProblem("the engine is shutting down")
     with pytest.raises(EngineDeadError, match="shutting down"):
         await made.submit("b")

@@ -10,7 +10,8 @@ import transformers
 from headrace_engine.errors import ModelError
 from headrace_engine.loop.probe import probe
 from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.loading import LoadedModel, refuse_unsupported, wrap_model
+from headrace_engine.model.checks import refuse_unsupported
+from headrace_engine.model.loading import LoadedModel, wrap_model
 
 SIZES = {
     "vocab_size": 257, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

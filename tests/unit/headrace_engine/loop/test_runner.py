@@ -10,11 +10,11 @@ import torch
 
 from headrace_core.scheduler.events import ScheduledSeq, StepPlan
 from headrace_engine.loop.probe import probe
-from headrace_engine.loop.runner import CopyError, Runner
+from headrace_engine.loop.runner import CopyError, ModelRunner
 from headrace_engine.model.kv_cache import LayerShape, copy_blocks, make_pool
-from headrace_engine.outputs import Problem
+from headrace_engine.outputs import RequestProblem
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
-from headrace_engine.sampling.sampler import SamplingParams
+from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.token_state import TokenState
 
 BLOCK = 4
@@ -22,10 +22,10 @@ PROMPT = tuple(random.Random(1).randrange(256) for _ in range(10))
 
 
 @pytest.fixture
-def runner(tiny: Any) -> Runner:
+def runner(tiny: Any) -> ModelRunner:
     model = tiny("llama")
     pool = make_pool(probe(model), num_blocks=40, block_size=BLOCK, device=model.device, dtype=model.dtype)
-    return Runner(model, pool)
+    return ModelRunner(model, pool)
 
 
 def seq(name: str, start: int, ids: Sequence[int], table: Sequence[int], **more: Any) -> ScheduledSeq:
@@ -61,7 +61,7 @@ def test_copies_reach_every_layer_and_read_before_they_write() -> None:
         assert torch.equal(tensor[[0, 2, 3, 5]], was[[0, 2, 3, 5]])
 
 
-def test_a_copied_block_serves_as_the_original(runner: Runner) -> None:
+def test_a_copied_block_serves_as_the_original(runner: ModelRunner) -> None:
     runner.run(plan_of(seq("a", 0, PROMPT, (1, 2, 3))), {"a": state()})
     shared = plan_of(
         seq("a", 10, [7], (1, 2, 3), is_prefill=False), seq("b", 10, [8], (1, 2, 9), is_prefill=False),
@@ -73,7 +73,7 @@ def test_a_copied_block_serves_as_the_original(runner: Runner) -> None:
         assert together.tokens[name] == whole.tokens[name]
 
 
-def test_a_copy_that_fails_is_told_apart(runner: Runner) -> None:
+def test_a_copy_that_fails_is_told_apart(runner: ModelRunner) -> None:
     with pytest.raises(CopyError, match="copying 1 KV blocks failed"):
         runner.run(plan_of(seq("a", 0, PROMPT, (1, 2, 3)), copies=((1, 999),)), {"a": state()})
 
@@ -88,7 +88,7 @@ def assert_same_score(got: Any, alone: Any) -> None:
     assert [value for _, value in got.top] == pytest.approx([value for _, value in alone.top], abs=1e-5)
 
 
-def test_forks_sample_from_their_siblings_row_with_their_own_parameters(runner: Runner) -> None:
+def test_forks_sample_from_their_siblings_row_with_their_own_parameters(runner: ModelRunner) -> None:
     options = [
         {}, {"temperature": 1.0, "seed": "b"}, {"temperature": 1.0, "seed": "c", "top_k": 40, "logprobs": 2},
         {"logit_bias": ((5, 100.0),)},
@@ -110,7 +110,7 @@ def test_forks_sample_from_their_siblings_row_with_their_own_parameters(runner: 
     assert got.tokens["z"] == runner.run(plan_of(other), {"z": states["z"]}).tokens["z"]
 
 
-def test_logits_repeat_the_siblings_row_for_each_fork(runner: Runner) -> None:
+def test_logits_repeat_the_siblings_row_for_each_fork(runner: ModelRunner) -> None:
     seqs = [seq("a", 0, PROMPT, (1, 2, 3)), seq("b", 10, (), (1, 2, 3), fork_of="a"), seq("c", 0, [5, 6], (8,))]
     logits = runner.logits(seqs)
     assert logits.shape == (3, runner.model.vocab_size)
@@ -121,7 +121,7 @@ def test_logits_repeat_the_siblings_row_for_each_fork(runner: Runner) -> None:
 # Prompt scores
 
 
-def scores_in_chunks(runner: Runner, sizes: Sequence[int], top: int = 3) -> list[Any]:
+def scores_in_chunks(runner: ModelRunner, sizes: Sequence[int], top: int = 3) -> list[Any]:
     """Drive one prompt in chunks of `sizes`, as the loop does."""
     owner, found, start = state(prompt_logprobs=top), [], 0
     for size in sizes:
@@ -136,7 +136,9 @@ def scores_in_chunks(runner: Runner, sizes: Sequence[int], top: int = 3) -> list
 
 
 @pytest.mark.parametrize("sizes", [(10,), (2, 2, 2, 2, 2), (9, 1), (1,) * 10, (4, 6)])
-def test_prompt_scores_come_in_order_one_for_each_token_but_the_first(runner: Runner, sizes: tuple[int, ...]) -> None:
+def test_prompt_scores_come_in_order_one_for_each_token_but_the_first(
+    runner: ModelRunner, sizes: tuple[int, ...]
+) -> None:
     """Known failure 47: a prompt in five chunks has one first token and p - 1 scores in order."""
     scores = scores_in_chunks(runner, sizes)
     assert [score.token_id for score in scores] == list(PROMPT[1:])
@@ -151,7 +153,7 @@ def test_prompt_scores_come_in_order_one_for_each_token_but_the_first(runner: Ru
         assert [token for token, _ in score.top] == expected[at].topk(3).indices.tolist()
 
 
-def test_a_prompt_that_is_computed_again_is_scored_once(runner: Runner) -> None:
+def test_a_prompt_that_is_computed_again_is_scored_once(runner: ModelRunner) -> None:
     owner = state(prompt_logprobs=0)
     first = runner.run(plan_of(seq("a", 0, PROMPT[:6], (1, 2), samples=False)), {"a": owner})
     owner.prompt_scored = 6
@@ -164,12 +166,12 @@ def test_a_prompt_that_is_computed_again_is_scored_once(runner: Runner) -> None:
     assert "a" in last.tokens
 
 
-def test_a_prompt_of_one_token_has_no_scores(runner: Runner) -> None:
+def test_a_prompt_of_one_token_has_no_scores(runner: ModelRunner) -> None:
     output = runner.run(plan_of(seq("a", 0, [5], (1,))), {"a": state([5], prompt_logprobs=1)})
     assert (output.prompt_scores, output.failed) == ({}, frozenset())
 
 
-def test_a_cache_hit_in_a_scored_prompt_fails_the_request_with_the_cure(runner: Runner) -> None:
+def test_a_cache_hit_in_a_scored_prompt_fails_the_request_with_the_cure(runner: ModelRunner) -> None:
     both = {"a": state(prompt_logprobs=1), "b": state()}
     output = runner.run(plan_of(seq("a", 4, PROMPT[4:], (1, 2, 3)), seq("b", 0, PROMPT, (5, 6, 7))), both)
     assert output.failed == {"a"}
@@ -177,7 +179,7 @@ def test_a_cache_hit_in_a_scored_prompt_fails_the_request_with_the_cure(runner: 
     assert "b" in output.tokens
 
 
-def test_only_the_rows_that_are_scored_pay_for_logits(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_rows_that_are_scored_pay_for_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
     real = runner.model.module.forward
 
@@ -195,15 +197,17 @@ def test_only_the_rows_that_are_scored_pay_for_logits(runner: Runner, monkeypatc
 # What fails, fails alone
 
 
-def test_a_row_of_nan_fails_its_request_and_its_forks_alone(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Runner.logits
+def test_a_row_of_nan_fails_its_request_and_its_forks_alone(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ModelRunner.logits
 
-    def poisoned(self: Runner, seqs: Any, also: Any = ()) -> torch.Tensor:
+    def poisoned(self: ModelRunner, seqs: Any, also: Any = ()) -> torch.Tensor:
         logits = real(self, seqs, also).clone()
         logits[[0, 1], 3] = math.nan
         return logits
 
-    monkeypatch.setattr(Runner, "logits", poisoned)
+    monkeypatch.setattr(ModelRunner, "logits", poisoned)
     seqs = (
         seq("a", 0, PROMPT, (1, 2, 3)), seq("b", 10, (), (1, 2, 3), fork_of="a"), seq("c", 0, PROMPT, (5, 6, 7)),
     )  # fmt: skip
@@ -213,7 +217,7 @@ def test_a_row_of_nan_fails_its_request_and_its_forks_alone(runner: Runner, monk
     assert set(output.problems.values()) == {NOT_NUMBERS}
 
 
-def test_sampling_that_raises_fails_its_request_alone(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_that_raises_fails_its_request_alone(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(seed: str, index: int) -> float:
         if seed == "bad":
             raise RuntimeError("injected")
@@ -224,19 +228,19 @@ def test_sampling_that_raises_fails_its_request_alone(runner: Runner, monkeypatc
     output = runner.run(
         plan_of(*seqs), {"a": state(temperature=1.0), "b": state(temperature=1.0, seed="bad"), "c": state()}
     )
-    assert output.problems == {"b": Problem("sampling failed: RuntimeError: injected")}
+    assert output.problems == {"b": RequestProblem("sampling failed: RuntimeError: injected")}
     assert set(output.tokens) == {"a", "c"}
 
 
-def test_nan_in_a_prompts_scores_fails_it_alone(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Runner.logits
+def test_nan_in_a_prompts_scores_fails_it_alone(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ModelRunner.logits
 
-    def poisoned(self: Runner, seqs: Any, also: Any = ()) -> torch.Tensor:
+    def poisoned(self: ModelRunner, seqs: Any, also: Any = ()) -> torch.Tensor:
         logits = real(self, seqs, also).clone()
         logits[-1] = math.nan
         return logits
 
-    monkeypatch.setattr(Runner, "logits", poisoned)
+    monkeypatch.setattr(ModelRunner, "logits", poisoned)
     seqs = (seq("b", 0, PROMPT, (5, 6, 7)), seq("a", 0, PROMPT, (1, 2, 3)))
     output = runner.run(plan_of(*seqs), {"a": state(prompt_logprobs=1), "b": state()})
     assert "not numbers" in str(output.problems["a"])

@@ -22,8 +22,8 @@ from headrace_core.scheduler.events import (
 )
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.sim.roofline import AttentionLayers, ModelShape, Peaks
-from headrace_core.sim.step_time import CostModel, StepShape
-from headrace_engine.metrics.engine_metrics import RequestTimes
+from headrace_core.sim.step_time import StepShape, StepTimeModel
+from headrace_engine.metrics.request_times import RequestTimes
 
 STATS: dict[str, Any] = {
     "running": 0, "waiting": 0, "waiting_tokens": 0, "blocks_total": 10, "blocks_free": 10, "generation": 1, "steps": 0,
@@ -254,7 +254,7 @@ def test_the_model_is_compared_with_the_clock_before_it_learns() -> None:
 
 
 def test_a_model_that_knows_the_machine_predicts_the_first_step() -> None:
-    known = CostModel([(StepShape.of([rows("a", 5, 1, prefill=False)]), 0.02)])
+    known = StepTimeModel([(StepShape.of([rows("a", 5, 1, prefill=False)]), 0.02)])
     metrics = made(cost_model=known)
     step(metrics, rows("a", 5, 1, prefill=False), seconds=0.02)
     assert metrics.cost_model is known

@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from headrace_engine.loop.probe import probe
-from headrace_engine.model.attention import IMPLEMENTATION, Span, make_step
+from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.model.attention_step import SequenceRows, make_step
 from headrace_engine.model.checks import refuse_unsupported
 from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
@@ -130,7 +131,7 @@ def paged(model: LoadedModel, rows: Sequence[Sequence[int]], *, kv_dtype: torch.
         # Decodes first, as the scheduler plans them.
         turn = sorted((request for request in range(3) if counts[request]), key=lambda request: counts[request] > 1)
         ids = [token for one in turn for token in rows[one][done[one] : done[one] + counts[one]]]
-        step = make_step([Span(done[one], counts[one], tables[one]) for one in turn], pool)
+        step = make_step([SequenceRows(done[one], counts[one], tables[one]) for one in turn], pool)
         logits = model.module(
             input_ids=torch.tensor([ids]), position_ids=step.positions[None], use_cache=False, headrace_step=step
         ).logits[0]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from headrace_engine.model import attention, attention_step
-from headrace_engine.model.attention import Span, make_step, paged_attention
+from headrace_engine.model.attention import paged_attention
+from headrace_engine.model.attention_step import SequenceRows, make_step
 from headrace_engine.model.kv_cache import KvPool, LayerShape, make_pool
 
 LAYER = types.SimpleNamespace(layer_idx=0)
@@ -63,7 +64,7 @@ def run(
     parts, at = [], 0
     with torch.inference_mode():
         for count in counts:
-            step = make_step([Span(at, count, table)], pool)
+            step = make_step([SequenceRows(at, count, table)], pool)
             q, k, v = (part[:, :, at : at + count].to(dtype) for part in qkv)
             parts.append(paged_attention(LAYER, q, k, v, None, headrace_step=step, **rules)[0])
             at += count
@@ -125,7 +126,7 @@ def test_neighbours_change_nothing(window: int | None) -> None:
     for part in (pool.keys[0], pool.values[0]):
         part.normal_(generator=torch.Generator().manual_seed(2))
     qkv = values(sum(rows for _, rows in shape))
-    spans = [Span(start, rows, table) for (start, rows), table in zip(shape, own, strict=True)]
+    spans = [SequenceRows(start, rows, table) for (start, rows), table in zip(shape, own, strict=True)]
     with torch.inference_mode():
         both = paged_attention(LAYER, *qkv, None, headrace_step=make_step(spans, pool), sliding_window=window)[0]
         at = 0
@@ -140,14 +141,14 @@ def test_neighbours_change_nothing(window: int | None) -> None:
 @pytest.mark.parametrize(("window", "blocks"), [(None, 2500), (9, 3), (8, 2), (1, 1)])
 def test_a_decode_reads_only_blocks_that_its_window_reaches(window: int | None, blocks: int) -> None:
     (table,) = tables(10_000)
-    layout = make_step([Span(9_999, 1, table)], pool_of(3000)).layout(window, torch.float32)
+    layout = make_step([SequenceRows(9_999, 1, table)], pool_of(3000)).layout(window, torch.float32)
     assert len(layout.groups[0].blocks) == blocks
     assert layout.groups[0].blocks.tolist() == list(table[-blocks:])
 
 
 def test_a_chunk_reads_only_blocks_that_its_window_reaches() -> None:
     (table,) = tables(10_000)
-    chunk = make_step([Span(9_990, 10, table)], pool_of(3000)).layout(9, torch.float32).chunks[0]
+    chunk = make_step([SequenceRows(9_990, 10, table)], pool_of(3000)).layout(9, torch.float32).chunks[0]
     assert chunk.blocks is not None
     assert chunk.blocks.tolist() == list(table[(9_990 - 8) // BLOCK :])
     assert chunk.tiles[0].key_hi - chunk.tiles[0].key_lo == 10 + 8
@@ -155,7 +156,7 @@ def test_a_chunk_reads_only_blocks_that_its_window_reaches() -> None:
 
 def test_decodes_of_one_window_share_a_group_however_long_their_contexts() -> None:
     lengths = (40, 1000, 9000)
-    spans = [Span(length - 1, 1, table) for length, table in zip(lengths, tables(*lengths), strict=True)]
+    spans = [SequenceRows(length - 1, 1, table) for length, table in zip(lengths, tables(*lengths), strict=True)]
     step = make_step(spans, pool_of(3000))
     assert [len(group.rows) for group in step.layout(9, torch.float32).groups] == [3]
     assert [len(group.rows) for group in step.layout(None, torch.float32).groups] == [1, 1, 1]
@@ -165,14 +166,14 @@ def test_masks_are_one_band_of_a_tile_and_none_for_a_prompt_from_its_start() -> 
     pool = pool_of(3000)
     first, second = tables(4000, 4000)
     q, k, v = values(3000)
-    step = make_step([Span(0, 2000, first), Span(1000, 1000, second)], pool)
+    step = make_step([SequenceRows(0, 2000, first), SequenceRows(1000, 1000, second)], pool)
     with torch.inference_mode():
         paged_attention(LAYER, q, k, v, None, headrace_step=step)
     band = step.layout(None, torch.float32).band
     assert band is not None
     # Rows of a tile, and the most keys that a tile has behind it: nothing of 3000 x 3000.
     assert band.shape == (attention_step.TILE, 3 * attention_step.TILE + attention_step.TILE)
-    alone = make_step([Span(0, 2000, first)], pool)
+    alone = make_step([SequenceRows(0, 2000, first)], pool)
     with torch.inference_mode():
         paged_attention(LAYER, q[:, :, :2000], k[:, :, :2000], v[:, :, :2000], None, headrace_step=alone)
     assert alone.layout(None, torch.float32).band is None
@@ -180,5 +181,5 @@ def test_masks_are_one_band_of_a_tile_and_none_for_a_prompt_from_its_start() -> 
 
 def test_a_prompt_from_its_start_gathers_nothing() -> None:
     (table,) = tables(100)
-    chunk = make_step([Span(0, 100, table)], pool_of(60)).layout(7, torch.float32).chunks[0]
+    chunk = make_step([SequenceRows(0, 100, table)], pool_of(60)).layout(7, torch.float32).chunks[0]
     assert chunk.blocks is None

@@ -9,7 +9,7 @@ import torch
 from headrace_engine.model.demo import ensure_demo_model
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.weights import find_source
-from headrace_engine.sampling.sampler import SamplingParams
+from headrace_engine.sampling.params import SamplingParams
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3", "gemma2-softcap", "gpt-oss-sinks", "mistral-sliding", "gpt_neox")
 

@@ -12,7 +12,8 @@ from headrace_core.knobs.resolve import resolve
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import ModelError, SettingsError
 from headrace_engine.loop.probe import probe
-from headrace_engine.model.attention import IMPLEMENTATION, Span, make_step
+from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.model.attention_step import SequenceRows, make_step
 from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.model.rope import check_rope_length, pin_rope
@@ -56,7 +57,7 @@ def together(model: LoadedModel, rows: Sequence[Sequence[int]]) -> list[torch.Te
     layers = probe(model)
     pool = make_pool(layers, num_blocks=200, block_size=4, device=model.device, dtype=model.dtype)
     tables = [tuple(range(1 + 64 * at, 65 + 64 * at)) for at in range(len(rows))]
-    step = make_step([Span(0, len(row), table) for row, table in zip(rows, tables, strict=True)], pool)
+    step = make_step([SequenceRows(0, len(row), table) for row, table in zip(rows, tables, strict=True)], pool)
     flat = [token for row in rows for token in row]
     logits = model.module(
         input_ids=torch.tensor([flat]), position_ids=step.positions[None], use_cache=False, headrace_step=step

@@ -16,12 +16,13 @@ from headrace_core.scheduler.events import FinishReason
 from headrace_engine.http.errors import ApiError
 from headrace_engine.openai.chat_template import ChatTemplate
 from headrace_engine.openai.prompts import Prompt
-from headrace_engine.openai.responses import ChoiceWriter, Shape, whole_body
+from headrace_engine.openai.responses import ChoiceWriter, ResponseSpec, whole_body
 from headrace_engine.openai.scores import CompletionScores, in_chat, of_prompt
 from headrace_engine.openai.streaming import raise_failure
 from headrace_engine.openai.tools import ToolFormat, parser_for
 from headrace_engine.outputs import Delta, Done, PromptScored, TokenScore
-from headrace_engine.sampling.grammar import GrammarCompiler, GrammarError, GrammarKind, GrammarSpec
+from headrace_engine.sampling.grammar import GrammarCompiler
+from headrace_engine.sampling.grammar_spec import GrammarError, GrammarKind, GrammarSpec
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
 from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.sampler import sample
@@ -46,7 +47,7 @@ def sentencepiece() -> Any:
     return made
 
 
-def shape(**values: Any) -> Shape:
+def shape(**values: Any) -> ResponseSpec:
     given_: dict[str, Any] = {
         "id": "cmpl-1",
         "created": 7,
@@ -54,7 +55,7 @@ def shape(**values: Any) -> Shape:
         "is_chat": False,
         "prompts": (Prompt((1, 2)),),
     }
-    return Shape(**given_ | values)
+    return ResponseSpec(**given_ | values)
 
 
 def done(text: str = "", reason: FinishReason = FinishReason.STOP, **values: Any) -> Done:

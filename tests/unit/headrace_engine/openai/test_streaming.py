@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from headrace_core.scheduler.events import FinishReason
-from headrace_engine.lanes import Lanes
+from headrace_engine.executors import Executors
 from headrace_engine.openai.prompts import Prompt
-from headrace_engine.openai.responses import Shape
+from headrace_engine.openai.responses import ResponseSpec
 from headrace_engine.openai.streaming import Channel, Run, collect, stream
-from headrace_engine.outputs import Delta, Done, Event, Problem, PromptScored, TokenScore
+from headrace_engine.outputs import Delta, Done, Event, PromptScored, RequestProblem, TokenScore
 from headrace_engine.text.token_text import TokenTexts
 
-LANES = Lanes()
+LANES = Executors()
 
 
 def run_of(events: list[tuple[int, Event]], **shape: Any) -> Run:
     given: dict[str, Any] = {"id": "cmpl-1", "created": 7, "model": "m", "is_chat": False, "prompts": (Prompt((65,)),)}
-    run = Run(Shape(**given | shape), Channel(), LANES)
+    run = Run(ResponseSpec(**given | shape), Channel(), LANES)
     entries = [run.channel.entry(index) for index in range(run.generations)]
     for index, event in events:
         entries[index].put_nowait(event)
@@ -63,7 +63,7 @@ async def test_samples_wait_for_the_scores_of_their_prompt(tokenizer: Any) -> No
 async def test_a_failure_ends_the_stream_with_the_error() -> None:
     told: list[tuple[int, Event]] = [
         (1, Delta(text="b")),
-        (0, done(reason=FinishReason.ERROR, problem=Problem("it broke"))),
+        (0, done(reason=FinishReason.ERROR, problem=RequestProblem("it broke"))),
     ]
     for echo in (False, True):
         events = await events_of(run_of(told, samples=2, echo=echo, logprobs=0 if echo else None))

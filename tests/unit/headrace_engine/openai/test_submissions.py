@@ -12,7 +12,7 @@ from headrace_engine.openai.backend import Backend
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.schema import ChatBody, CompletionBody
 from headrace_engine.openai.streaming import Channel
-from headrace_engine.openai.submissions import Ask, shape_of, submissions_of
+from headrace_engine.openai.submissions import GenerationRequest, response_spec, submissions_of
 
 EOS = 256
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -25,15 +25,15 @@ def engine(tokenizer: Any, *, template: str | None = None) -> Any:
     return SimpleNamespace(model=model, max_model_len=100, config=SimpleNamespace(seed=0), sampling=OPENAIS)
 
 
-def ask(kind: type[Any] = CompletionBody, *, prompts: int = 1, **body: Any) -> Ask:
+def ask(kind: type[Any] = CompletionBody, *, prompts: int = 1, **body: Any) -> GenerationRequest:
     required = {"prompt": "x"} if kind is CompletionBody else {"messages": [{"role": "user", "content": "x"}]}
-    return Ask(
+    return GenerationRequest(
         call_id="cmpl-7", model="m", body=kind.model_validate(required | body), prompts=(Prompt((1, 2)),) * prompts,
         budgets=(9,) * prompts, arrival=5.0, seed="s",
     )  # fmt: skip
 
 
-def submit(tokenizer: Any, asked: Ask) -> list[Any]:
+def submit(tokenizer: Any, asked: GenerationRequest) -> list[Any]:
     return submissions_of(asked, engine(tokenizer), Channel(), hides_special=True)
 
 
@@ -92,18 +92,18 @@ def test_scoring_alone_asks_for_one_token_without_scores(tokenizer: Any) -> None
     object.__setattr__(asked, "budgets", (0,))
     (made,) = submit(tokenizer, asked)
     assert (made.request.max_tokens, made.params.logprobs, made.params.prompt_logprobs) == (1, None, 1)
-    assert not shape_of(asked, lambda: None).generates  # type: ignore[arg-type, return-value]
+    assert not response_spec(asked, lambda: None).generates  # type: ignore[arg-type, return-value]
 
 
 def test_tokens_are_spelled_only_where_asked_for(tokenizer: Any) -> None:
     def texts() -> Any:
         raise AssertionError
 
-    assert shape_of(ask(), texts).texts is None
-    assert shape_of(ask(ChatBody, top_logprobs=0), texts).logprobs is None
+    assert response_spec(ask(), texts).texts is None
+    assert response_spec(ask(ChatBody, top_logprobs=0), texts).logprobs is None
     for asked in (ask(logprobs=0), ask(prompt_logprobs=0), ask(ChatBody, logprobs=True)):
         with pytest.raises(AssertionError):
-            shape_of(asked, texts)
+            response_spec(asked, texts)
 
 
 def test_more_min_tokens_than_can_come_are_a_400(tokenizer: Any) -> None:

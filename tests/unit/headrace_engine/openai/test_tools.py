@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_engine.errors import SettingsError
-from headrace_engine.openai.tool_json import CallArguments, CallName, Text, ToolEvent
+from headrace_engine.openai.tool_json import CallArguments, CallName, PlainText, ToolEvent
 from headrace_engine.openai.tools import ToolFormat, ToolParser, forced_parser, format_of, parser_for
 from headrace_engine.settings import TOOL_CALL_PARSERS, one_of
 
@@ -21,7 +21,7 @@ def read(parser: ToolParser, pieces: Iterable[str]) -> Read:
     text, calls = "", list[list[str]]()
     for event in [*events, *parser.finish()]:
         match event:
-            case Text(text=more):
+            case PlainText(text=more):
                 text += more
             case CallName(index=index, name=name):
                 assert index == len(calls)

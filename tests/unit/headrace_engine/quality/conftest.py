@@ -11,15 +11,15 @@ from headrace_core.scheduler.events import ScheduledSeq
 from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.quality import sides
-from headrace_engine.quality.comparison import Comparison, compare
-from headrace_engine.quality.observed import Choice, Observed, Outcome, Side, Tally
+from headrace_engine.quality.comparison import QualityComparison, compare
+from headrace_engine.quality.observed import Choice, Observed, Side, Tally, TextOutcome
 from headrace_engine.quality.offline import Offline, WatchedRunner, crowd
 from headrace_engine.quality.passes import observe
 from headrace_engine.quality.reference import observe_plain
-from headrace_engine.quality.rounding import Number, Shape
-from headrace_engine.quality.texts import Sample, read_texts, tokenize
+from headrace_engine.quality.rounding import ModelWidths, Number
+from headrace_engine.quality.texts import TokenizedText, read_texts, tokenize
 
-SHAPE = Shape(layers=2, width=64)
+SHAPE = ModelWidths(layers=2, width=64)
 
 
 class LosesOnePosition(WatchedRunner):
@@ -47,7 +47,7 @@ class KeepsHalf(WatchedRunner):
         return logits
 
 
-def side(label: str, outcomes: Mapping[str, Outcome], *, spread: float = 1.0, kv: Number = Number.FLOAT32) -> Side:
+def side(label: str, outcomes: Mapping[str, TextOutcome], *, spread: float = 1.0, kv: Number = Number.FLOAT32) -> Side:
     """A side that saw `outcomes`."""
     seen = Observed(outcomes=outcomes, spread=spread, tally=Tally())
     return Side(label=label, about="made up", dtype=Number.FLOAT32, kv_dtype=kv, seen=seen)
@@ -56,21 +56,21 @@ def side(label: str, outcomes: Mapping[str, Outcome], *, spread: float = 1.0, kv
 def outcome(
     nll: float | Sequence[float] = 1.0, *, greedy: Sequence[Choice] = (), prompt: Sequence[float] | None = None,
     failed: bool = False,
-) -> Outcome:  # fmt: skip
+) -> TextOutcome:  # fmt: skip
     """An outcome whose forced tokens have these negative log-likelihoods, and its prompt's the same or others."""
     forced = tuple(-value for value in ([nll] if isinstance(nll, float) else nll))
     scores = forced if prompt is None else tuple(-value for value in prompt)
-    return Outcome(greedy=tuple(greedy), forced=forced, prompt=scores, failed=failed)
+    return TextOutcome(greedy=tuple(greedy), forced=forced, prompt=scores, failed=failed)
 
 
-def compared(differences: Sequence[float], *, margin: float = 0.01, spread: float = 1.0) -> Comparison:
+def compared(differences: Sequence[float], *, margin: float = 0.01, spread: float = 1.0) -> QualityComparison:
     """A base at 2 nats a token everywhere, and a candidate that is worse by `differences`, decode and prefill."""
     base = {str(at): outcome(2.0) for at in range(len(differences))}
     candidate = {str(at): outcome(2.0 + value) for at, value in enumerate(differences)}
     return compare(side("A", base, spread=spread), side("B", candidate, spread=spread), SHAPE, margin=margin)
 
 
-def samples(model: LoadedModel, *, count: int = 12, most: int = 48) -> tuple[Sample, ...]:
+def samples(model: LoadedModel, *, count: int = 12, most: int = 48) -> tuple[TokenizedText, ...]:
     """The first built-in texts."""
     return tokenize(read_texts("built-in")[:count], model.tokenizer, most=most)
 
@@ -107,7 +107,7 @@ def quality(engine: Any) -> Any:
         finally:
             model.module.set_attn_implementation(IMPLEMENTATION)
 
-    def against(model: LoadedModel, base: Observed, candidate: Observed) -> Comparison:
+    def against(model: LoadedModel, base: Observed, candidate: Observed) -> QualityComparison:
         number = Number(str(model.dtype).removeprefix("torch."))
         both = [
             Side(label=label, about="", dtype=number, kv_dtype=number, seen=item)

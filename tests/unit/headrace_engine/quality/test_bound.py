@@ -17,8 +17,8 @@ from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.demo import ensure_demo_model
 from headrace_engine.model.loading import LoadedModel, load_model, wrap_model
 from headrace_engine.model.weights import find_source
-from headrace_engine.quality.comparison import Comparison
-from headrace_engine.quality.verdict import Rules, Verdict, judge
+from headrace_engine.quality.comparison import QualityComparison
+from headrace_engine.quality.verdict import QualityVerdict, VerdictRules, judge
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "chunks of 5": {"prefill_chunk_size": 5},
@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def moved(comparison: Comparison) -> float:
+def moved(comparison: QualityComparison) -> float:
     """The largest move of a log-probability, in units of what rounding explains."""
     moves = (comparison.decode.largest_move[1], comparison.prefill.largest_move[1])
     return max(moves) / comparison.rounding
@@ -87,11 +87,11 @@ def test_a_lost_position_is_caught_by_the_bound_and_by_the_verdict(tiny: Any, qu
     comparison = quality.against(model, sound, broken)
     assert moved(comparison) > 100
     assert comparison.beyond_rounding
-    finding = judge(comparison, Rules())
-    assert finding.verdict is Verdict.INFERIOR
+    finding = judge(comparison, VerdictRules())
+    assert finding.verdict is QualityVerdict.INFERIOR
     assert "B writes what A writes, ties aside, on" in finding.sentence
     # The mean alone would have passed it: a random model loses on one text what it wins on the next.
-    assert judge(comparison, Rules(least_agreement=0.0)).verdict is Verdict.NON_INFERIOR
+    assert judge(comparison, VerdictRules(least_agreement=0.0)).verdict is QualityVerdict.NON_INFERIOR
 
 
 def test_a_cache_that_is_coarser_than_it_says_is_caught_by_the_bound(tiny: Any, base: Any, quality: Any) -> None:
@@ -126,7 +126,7 @@ def test_the_demo_model_stays_within_the_bound(demo: LoadedModel, demo_base: Any
     ):
         assert moved(comparison) < 0.5
         assert not comparison.beyond_rounding
-        assert judge(comparison, Rules()).verdict is Verdict.NON_INFERIOR
+        assert judge(comparison, VerdictRules()).verdict is QualityVerdict.NON_INFERIOR
 
 
 @pytest.mark.model
@@ -137,7 +137,9 @@ def test_the_demo_model_that_loses_a_position_is_inferior(demo: LoadedModel, dem
 
     comparison = quality.against(demo, demo_base, quality.seen(demo, LosesTheFirst, **DEMO))
     assert moved(comparison) > 100
-    assert judge(comparison, Rules(least_agreement=0.0)).verdict is Verdict.INFERIOR  # by likelihood alone
+    assert (
+        judge(comparison, VerdictRules(least_agreement=0.0)).verdict is QualityVerdict.INFERIOR
+    )  # by likelihood alone
 
 
 @pytest.mark.model

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from headrace_engine.quality.comparison import Difference, compare, mean_nll
+from headrace_engine.quality.comparison import FirstDifference, compare, mean_nll
 from headrace_engine.quality.observed import Choice
-from headrace_engine.quality.rounding import Number, Shape, bound
+from headrace_engine.quality.rounding import ModelWidths, Number, bound
 
 
 def choice(token: int, *others: tuple[int, float], logit: float = 5.0) -> Choice:
@@ -28,7 +28,7 @@ def test_the_first_difference_is_found_with_the_margins_of_both_sides(quality: A
     candidate = [start, choice(7, (4, 4.75)), choice(3, (1, 0.0))]
     seen = both(quality, base, candidate).agreement
     assert seen.differences == (
-        Difference(
+        FirstDifference(
             text="one", index=1, base_token=4, candidate_token=7, base_margin=0.5, candidate_margin=0.25, is_tie=False
         ),
     )
@@ -108,11 +108,11 @@ def test_a_narrow_cache_is_granted_what_it_rounds(quality: Any) -> None:
 
 
 def test_the_bound_grows_with_depth_width_and_coarseness() -> None:
-    small = bound(Shape(layers=2, width=64), Number.FLOAT32, Number.FLOAT32)
-    assert bound(Shape(layers=8, width=64), Number.FLOAT32, Number.FLOAT32) > small
-    assert bound(Shape(layers=2, width=640), Number.FLOAT32, Number.FLOAT32) > small
-    assert bound(Shape(layers=2, width=64), Number.FLOAT32, Number.FLOAT16) > small
-    half = bound(Shape(layers=2, width=64), Number.BFLOAT16, Number.BFLOAT16)
+    small = bound(ModelWidths(layers=2, width=64), Number.FLOAT32, Number.FLOAT32)
+    assert bound(ModelWidths(layers=8, width=64), Number.FLOAT32, Number.FLOAT32) > small
+    assert bound(ModelWidths(layers=2, width=640), Number.FLOAT32, Number.FLOAT32) > small
+    assert bound(ModelWidths(layers=2, width=64), Number.FLOAT32, Number.FLOAT16) > small
+    half = bound(ModelWidths(layers=2, width=64), Number.BFLOAT16, Number.BFLOAT16)
     # A wider cache than the numbers it holds changes nothing.
-    assert half == bound(Shape(layers=2, width=64), Number.BFLOAT16, Number.FLOAT32)
+    assert half == bound(ModelWidths(layers=2, width=64), Number.BFLOAT16, Number.FLOAT32)
     assert half > 1000 * small

@@ -7,7 +7,7 @@ import torch
 
 from headrace_core.scheduler.events import StepPlan, StepResult
 from headrace_engine.errors import SettingsError
-from headrace_engine.quality.offline import Job, drive
+from headrace_engine.quality.offline import OfflineRequest, drive
 from headrace_engine.quality.passes import choices, log_likelihoods, observe, spread
 
 
@@ -74,7 +74,7 @@ def test_concurrency_is_what_was_asked_for(tiny: Any, quality: Any) -> None:
         widths.append(len(plan.seqs))
         return result
 
-    jobs = [Job(name=str(at), prompt=(1, 2, 3), max_tokens=4) for at in range(7)]
+    jobs = [OfflineRequest(name=str(at), prompt=(1, 2, 3), max_tokens=4) for at in range(7)]
     ended: list[str] = []
     failed = drive(offline.scheduler, offline.runner, jobs, concurrency=3, watch=watch, ended=ended.append)
     assert (max(widths), sorted(ended), failed) == (3, sorted(job.name for job in jobs), frozenset())

@@ -9,7 +9,7 @@ import torch
 from headrace_engine.errors import SettingsError
 from headrace_engine.loop.probe import probe
 from headrace_engine.quality import sides
-from headrace_engine.quality.rounding import Shape
+from headrace_engine.quality.rounding import ModelWidths
 
 
 def test_knobs_are_read_in_either_spelling() -> None:
@@ -82,4 +82,4 @@ def test_number_formats_follow_the_knobs() -> None:
 
 
 def test_the_shape_is_read_off_the_weights(tiny: Any) -> None:
-    assert sides.shape_of(tiny("llama")) == Shape(layers=2, width=64)
+    assert sides.shape_of(tiny("llama")) == ModelWidths(layers=2, width=64)

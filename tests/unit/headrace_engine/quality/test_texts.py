@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace_engine.errors import SettingsError
-from headrace_engine.quality.texts import BUILT_IN, Text, read_texts, shuffled, tokenize
+from headrace_engine.quality.texts import BUILT_IN, Passage, read_texts, shuffled, tokenize
 
 
 def test_the_built_in_texts_are_many_and_of_many_kinds() -> None:
@@ -34,7 +34,7 @@ def write(path: Path, *lines: str) -> str:
 def test_a_persons_lines_are_read_with_their_ids_or_numbers(tmp_path: Path) -> None:
     separator = json.dumps({"text": "one\u2028line"}, ensure_ascii=False)  # a line separator, but not to JSON
     path = write(tmp_path / "mine.jsonl", '{"text": "first", "id": "a"}', "", separator, '{"prompt": "third", "id": 7}')
-    assert read_texts(path) == (Text("a", "first"), Text("line-3", "one\u2028line"), Text("7", "third"))
+    assert read_texts(path) == (Passage("a", "first"), Passage("line-3", "one\u2028line"), Passage("7", "third"))
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_a_file_that_is_not_there_or_empty_or_binary_is_named(tmp_path: Path) ->
 
 
 def test_a_third_is_the_prompt_and_long_texts_are_cut(tokenizer: Any) -> None:
-    (sample,) = tokenize([Text("a", "x" * 90)], tokenizer, most=60)
+    (sample,) = tokenize([Passage("a", "x" * 90)], tokenizer, most=60)
     assert (len(sample.tokens), sample.prompt_len, len(sample.prompt)) == (60, 20, 20)
-    (shortest,) = tokenize([Text("a", "abcd")], tokenizer, most=60)
+    (shortest,) = tokenize([Passage("a", "abcd")], tokenizer, most=60)
     assert shortest.prompt_len == 1
     with pytest.raises(SettingsError, match="text a has 3 tokens, at least 4 are needed"):
-        tokenize([Text("a", "abc")], tokenizer, most=60)
+        tokenize([Passage("a", "abc")], tokenizer, most=60)
 
 
 def test_the_seed_decides_the_order(tokenizer: Any) -> None:

@@ -14,16 +14,10 @@ from tokenizers import Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
 from headrace_engine.model.demo import ensure_demo_model
-from headrace_engine.sampling.grammar import (
-    Grammar,
-    GrammarCompiler,
-    GrammarError,
-    GrammarKind,
-    GrammarSpec,
-    fill_masks,
-)
-from headrace_engine.sampling.grammar_spec import DEAD_END, MAX_BYTES
-from headrace_engine.sampling.sampler import SamplingParams, sample
+from headrace_engine.sampling.grammar import Grammar, GrammarCompiler, fill_masks
+from headrace_engine.sampling.grammar_spec import DEAD_END, MAX_BYTES, GrammarError, GrammarKind, GrammarSpec
+from headrace_engine.sampling.params import SamplingParams
+from headrace_engine.sampling.sampler import sample
 from headrace_engine.sampling.token_state import Row, TokenState
 
 EOS = 256

@@ -8,7 +8,8 @@ import torch
 
 from headrace_engine.sampling import row_slices
 from headrace_engine.sampling.logprobs import LOWEST_LOGPROB, NotNumbersError, score_rows
-from headrace_engine.sampling.sampler import SamplingParams, sample
+from headrace_engine.sampling.params import SamplingParams
+from headrace_engine.sampling.sampler import sample
 from headrace_engine.sampling.token_state import Row, TokenState
 
 

@@ -14,20 +14,20 @@ import torch
 
 from headrace_core.scheduler.events import Request, ScheduledSeq, Started
 from headrace_engine.loop.probe import probe
-from headrace_engine.loop.runner import Runner
+from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.demo import ensure_demo_model
 from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.weights import find_source
-from headrace_engine.sampling.sampler import SamplingParams
+from headrace_engine.sampling.params import SamplingParams
 
 BOUND = 5e-5
 BLOCK = 4
 
 
-def runner_of(model: LoadedModel) -> Runner:
+def runner_of(model: LoadedModel) -> ModelRunner:
     pool = make_pool(probe(model), num_blocks=500, block_size=BLOCK, device=model.device, dtype=model.dtype)
-    return Runner(model, pool)
+    return ModelRunner(model, pool)
 
 
 def seq(name: str, start: int, ids: list[int], first_block: int, *, samples: bool = True) -> ScheduledSeq:
@@ -110,7 +110,7 @@ def test_the_first_logits_after_a_hit_are_those_of_a_cold_run(
     assert_same(warm, cold)
 
 
-def first_logits(scheduler: Any, runner: Runner, prompt: list[int]) -> tuple[torch.Tensor, int]:
+def first_logits(scheduler: Any, runner: ModelRunner, prompt: list[int]) -> tuple[torch.Tensor, int]:
     """The logits of the first new token, and how many tokens of the prompt were found in the cache."""
     scheduler.submit(Request(request_id="x", prompt_token_ids=tuple(prompt), max_tokens=1, arrival=0.0), 0.0)
     hits, now = -1, 0.0

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headrace_engine.sampling import sampler as sampling
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
-from headrace_engine.sampling.sampler import Sampled, SamplingParams, sample, uniform
+from headrace_engine.sampling.params import SamplingParams
+from headrace_engine.sampling.sampler import Sampled, sample, uniform
 from headrace_engine.sampling.token_state import Row, TokenState
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from headrace_engine.sampling.sampler import SamplingParams, sample
+from headrace_engine.sampling.params import SamplingParams
+from headrace_engine.sampling.sampler import sample
 from headrace_engine.sampling.shaping import shape
 from headrace_engine.sampling.token_state import Row, TokenState
 

@@ -123,9 +123,9 @@ def test_a_megabyte_against_long_stop_strings_is_linear(monkeypatch: pytest.Monk
     from headrace_engine.text import stop_filter as module
 
     steps = 0
-    real = module._Stop.feed
+    real = module._StopMatcher.feed
 
-    def feed(self: module._Stop, char: str) -> bool:
+    def feed(self: module._StopMatcher, char: str) -> bool:
         nonlocal steps
         before = self.matched
         complete = real(self, char)
@@ -133,7 +133,7 @@ def test_a_megabyte_against_long_stop_strings_is_linear(monkeypatch: pytest.Monk
         steps += 1 + max(0, before + 1 - self.matched)
         return complete
 
-    monkeypatch.setattr(module._Stop, "feed", feed)
+    monkeypatch.setattr(module._StopMatcher, "feed", feed)
     draw = random.Random(3)
     text = "".join(draw.choice("ab") for _ in range(300_000))
     stop_filter = StopFilter(["a" * 2000 + "b", "ab" * 2000 + "c"])

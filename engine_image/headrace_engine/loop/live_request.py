@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from headrace_core.scheduler.events import FinishReason, Rejected, Request
 from headrace_engine.errors import EngineError
 from headrace_engine.metrics.request_times import RequestTimes
-from headrace_engine.outputs import Delta, Done, Event, Problem, PromptScored, TokenScore
+from headrace_engine.outputs import Delta, Done, Event, PromptScored, RequestProblem, TokenScore
 from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.token_state import TokenState
 from headrace_engine.text.detokenize import TextStream
@@ -33,7 +33,7 @@ class RejectedError(EngineError):
         self.rejected = rejected
 
 
-class Active:
+class LiveRequest:
     """What the loop keeps of a request from its submission to its end. Used by the step thread alone.
 
     `eos_token_ids` are the model's: ending with one of them is no stop reason worth telling.
@@ -67,7 +67,7 @@ class Active:
         self.prompt_scores.extend(scores)
         self.state.prompt_scored = len(self.prompt_scores)
 
-    def score_prompt_like(self, lead: Active) -> None:
+    def score_prompt_like(self, lead: LiveRequest) -> None:
         """This is a fork of `lead`: its prompt has the same scores."""
         if self.state.wants_prompt_scores:
             top = self.state.params.prompt_logprobs or 0
@@ -106,12 +106,12 @@ class Active:
             reason = FinishReason.STOP
         return [*events, self._done(reason, stop_reason=self._stop_reason(reason))]
 
-    def fail(self, problem: Problem) -> list[Event]:
+    def fail(self, problem: RequestProblem) -> list[Event]:
         """The last event of a request that failed."""
         return [self._done(FinishReason.ERROR, problem=problem)]
 
     def _done(
-        self, reason: FinishReason, *, problem: Problem | None = None, stop_reason: str | int | None = None
+        self, reason: FinishReason, *, problem: RequestProblem | None = None, stop_reason: str | int | None = None
     ) -> Done:
         text, tokens, scores = self._untold()
         return Done(

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace_core.scheduler.events import ScheduledSeq, StepPlan
-from headrace_engine.loop.runner import CopyError, Runner, StepOutput
-from headrace_engine.outputs import Problem
+from headrace_engine.loop.runner import CopyError, ModelRunner, StepOutput
+from headrace_engine.outputs import RequestProblem
 from headrace_engine.sampling.token_state import TokenState
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Attempt:
     all_failed: bool = False
 
 
-def run_step(runner: Runner, plan: StepPlan, states: Mapping[str, TokenState]) -> Attempt:
+def run_step(runner: ModelRunner, plan: StepPlan, states: Mapping[str, TokenState]) -> Attempt:
     """Run `plan`. What raises together is run again one sequence at a time, each with the forks that sample from it.
 
     Running again is harmless: it writes the same keys and values to the same slots, and nothing in `states` has moved.
@@ -45,7 +45,7 @@ def run_step(runner: Runner, plan: StepPlan, states: Mapping[str, TokenState]) -
 
 
 def _run_alone(
-    runner: Runner, plan: StepPlan, family: tuple[ScheduledSeq, ...], states: Mapping[str, TokenState]
+    runner: ModelRunner, plan: StepPlan, family: tuple[ScheduledSeq, ...], states: Mapping[str, TokenState]
 ) -> StepOutput:
     own = {seq.request_id: states[seq.request_id] for seq in family if seq.request_id in states}
     try:
@@ -64,7 +64,7 @@ def _families(seqs: Iterable[ScheduledSeq]) -> Iterable[tuple[ScheduledSeq, ...]
 
 
 def _failed(seqs: Iterable[ScheduledSeq], problem: str) -> StepOutput:
-    problems = {seq.request_id: Problem(problem) for seq in seqs}
+    problems = {seq.request_id: RequestProblem(problem) for seq in seqs}
     return StepOutput(tokens={}, failed=frozenset(problems), problems=problems)
 
 
