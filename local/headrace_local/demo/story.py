@@ -5,7 +5,7 @@ each: a prefill chunk as long as the longest prompt stalls every running decode 
 `sliced` seconds, and the inter-token SLO lies between the two, about a factor of two from both: neighbours make a
 machine faster or slower between the calibration and the check. Long prompts are as many as short ones, so that most
 requests meet one: with fewer, too many go well under the bad config, and a few short windows cannot tell the two apart
-(tests/unit/headrace_local/test_demo_power.py plays it through).
+(tests/unit/headrace_local/demo/test_story_power.py plays it through).
 """
 
 from __future__ import annotations

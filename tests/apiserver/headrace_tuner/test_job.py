@@ -1,25 +1,16 @@
 """The Job as the operator starts it: real API server, real engine on a tiny model, real Prometheus. No speeds."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 from headrace_api import names
 from headrace_api.v1alpha1.records import RunPhase, StudyVerdict
 from headrace_client.resources import CONFIG_MAPS, TUNING_RUNS
 from headrace_tuner.records.store import decode
-
-_FIXTURES = Path(__file__).parents[2] / "contract/headrace_tuner/conftest.py"
-_spec = importlib.util.spec_from_file_location("tuner_contract_fixtures", _FIXTURES)
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-engine, model_folder, prometheus_url = _module.engine, _module.model_folder, _module.prometheus_url
 
 RUN = {
     "apiVersion": names.API_VERSION,

@@ -33,13 +33,13 @@ server.load_engine = lambda settings: threading.Event().wait()
 """
 STEP_HANGS = """
 import threading
-from headrace_engine.loop.runner import Runner
-real = Runner.run
+from headrace_engine.loop.runner import ModelRunner
+real = ModelRunner.run
 def run(self, plan, *rest):
     if sum(not seq.is_prefill for seq in plan.seqs) == 5:  # each of the five streams has begun
         threading.Event().wait()
     return real(self, plan, *rest)
-Runner.run = run
+ModelRunner.run = run
 """
 MAIN = "from headrace_engine.__main__ import app\napp()\n"
 

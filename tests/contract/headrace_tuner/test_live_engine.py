@@ -11,6 +11,7 @@ import yaml
 from rich.console import Console
 
 from headrace_api.v1alpha1.records import StudyVerdict, TrialState
+from headrace_bench.errors import BenchError
 from headrace_bench.modes.server import running_engine
 from headrace_bench.serve.options import PromptForm, ServeOptions
 from headrace_bench.serve.plan import plan_window
@@ -193,5 +194,5 @@ async def test_an_engine_of_our_own_tells_its_port_and_ends_with_the_context(mod
         async with running_engine(str(model_folder), flags, session=session, log=tmp_path / "log") as own:
             assert not own.url.endswith(":0")
             assert await own.total("headrace:running") == 0
-        with pytest.raises(TunerError, match=re.escape(own.url)):
+        with pytest.raises(BenchError, match=re.escape(own.url)):
             await own.metrics()

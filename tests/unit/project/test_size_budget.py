@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ("crds", "clients", "cli", "engine_image", "operator", "tuner", "local", "tests")
+SOURCES = ("core", "crds", "clients", "cli", "engine_image", "operator", "tuner", "bench", "local", "tests")
 MAX_FILE, MAX_FUNCTION = 500, 60
 
 

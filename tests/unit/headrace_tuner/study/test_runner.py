@@ -219,9 +219,9 @@ PROCESS = """
 import asyncio, sys
 from pathlib import Path
 from headrace_api.v1alpha1.tuningrun import Objective, SamplerSpec
-from headrace_tuner.study.objective import Goal
-from headrace_tuner.study.phases import Plan
-from headrace_tuner.study.runner import Runner, Setup
+from headrace_tuner.study.objective import StudyGoal
+from headrace_tuner.study.phases import StudyPlan
+from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.records.store import FolderStore
 import importlib.util
 spec = importlib.util.spec_from_file_location("formula", sys.argv[1])
@@ -234,11 +234,11 @@ class Slow(module.Formula):
         return await super().measure(knobs, seed=seed, label=label)
 
 formula = Slow()
-goal = Goal(objective=Objective.GOODPUT, attainment=0.9, thresholds={"itl": 0.1})
-plan = Plan(goal=goal, trials=6, duration=None, blocks=2, min_effect=0.05, confidence=0.95, keep_load=False)
+goal = StudyGoal(objective=Objective.GOODPUT, attainment=0.9, thresholds={"itl": 0.1})
+plan = StudyPlan(goal=goal, trials=6, duration=None, blocks=2, min_effect=0.05, confidence=0.95, keep_load=False)
 setup = Setup(name="run", plan=plan, space=module.SPACE, sampler=SamplerSpec(seed=3), seed=11,
               store=FolderStore(Path(sys.argv[2])), engine=formula, meter=formula)
-print(asyncio.run(Runner(setup).run()).verdict.value, flush=True)
+print(asyncio.run(StudyRunner(setup).run()).verdict.value, flush=True)
 """
 
 

@@ -14,7 +14,7 @@ from headrace_operator.service.effective_config import effective_config
 from headrace_operator.service.objects import service_objects
 from headrace_operator.tuning.trial_objects import JobUrls, job_objects, trial_objects
 
-GOLDENS = Path(__file__).parents[2] / "golden" / "desired"
+GOLDENS = Path(__file__).parents[3] / "golden" / "desired"
 CASES = sorted(path.parent.name for path in GOLDENS.glob("*/cr.yaml"))
 URLS = JobUrls(
     trial="http://127.96.0.2:8000",
