@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace_core.evidence.intervals import Interval, wilson
-from headrace_engine.quality.intervals import hurt, paired_mean
+from headrace_core.evidence.means import hurt, paired_mean
 from headrace_engine.quality.observed import Choice, Side, TextOutcome
 from headrace_engine.quality.rounding import ModelWidths, bound
 

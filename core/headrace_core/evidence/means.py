@@ -1,4 +1,4 @@
-"""The interval of a mean of paired differences: Student's t, over texts. Pure, standard library only.
+"""The interval of a mean: Student's t from the standard library, over observations that do not depend on each other.
 
 A text is one observation: its tokens depend on each other, its difference per token is one number. Why t and not the
 bootstrap: at some 40 texts the percentile bootstrap is as narrow as a normal interval with the biased variance, so it

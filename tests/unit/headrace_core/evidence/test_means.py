@@ -6,7 +6,7 @@ import random
 import pytest
 from scipy import stats
 
-from headrace_engine.quality.intervals import hurt, paired_mean, t_cdf, t_quantile, texts_needed
+from headrace_core.evidence.means import hurt, paired_mean, t_cdf, t_quantile, texts_needed
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 7, 10, 45, 200])
