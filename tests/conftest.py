@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))  # for modules that several folders share: test folders are not packages
 
-# The mark of each folder's tests; the rest is quick.
+# The mark of each folder's tests, unless a test has one of these itself; the rest is quick.
 FOLDERS = {
     "unit/headrace_engine": "engine",
     "unit/headrace_local": "local",
@@ -51,4 +51,5 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(mark_of(item.path))
+        if not any(item.get_closest_marker(mark) for mark in FOLDERS.values()):
+            item.add_marker(mark_of(item.path))
