@@ -12,7 +12,7 @@ def modules() -> set[str]:
     return {path.relative_to(ROOT).with_suffix("").as_posix().split("/", 1)[1] for path in files}
 
 
-def tested(path: Path, known: set[str]) -> str | None:
+def module_of(path: Path, known: set[str]) -> str | None:
     """The module that a test file is for: `test_NAME.py`, or `test_NAME_ASPECT.py` where one file is not enough."""
     folder = path.parent.relative_to(UNIT).as_posix()
     words = path.stem.removeprefix("test_").split("_")
@@ -24,5 +24,5 @@ def test_each_file_is_for_a_module_that_lies_in_the_same_place() -> None:
     known = modules()
     files = [path for path in sorted(UNIT.glob("headrace_*/**/test_*.py"))]
     assert len(files) > 100
-    lost = [path.relative_to(ROOT).as_posix() for path in files if tested(path, known) is None]
+    lost = [path.relative_to(ROOT).as_posix() for path in files if module_of(path, known) is None]
     assert lost == []
