@@ -20,6 +20,7 @@ from headrace_client.prom import Prometheus
 from headrace_client.resources import INFERENCE_SERVICES, TUNING_RUNS
 from headrace_operator.cluster.apply import Writer
 from headrace_operator.cluster.events import EventPoster
+from headrace_operator.dependencies import Dependencies
 from headrace_operator.engines.headrace import Engines
 from headrace_operator.metrics import Metrics
 from headrace_operator.protocols import EngineApi, WindowMetrics
@@ -27,7 +28,7 @@ from headrace_operator.rollout.windows import PrometheusWindows
 from headrace_operator.runtime.cache import IndexCache
 from headrace_operator.runtime.handlers import build_registry, configure
 from headrace_operator.runtime.worker import ObjectReference, WorkerPool
-from headrace_operator.service.controller import Dependencies, ServiceController
+from headrace_operator.service.controller import ServiceController
 from headrace_operator.settings import LogFormat, OperatorSettings
 from headrace_operator.tuning.controller import RunController
 
@@ -121,28 +122,28 @@ class App:
         finally:
             await runner.cleanup()
 
-    async def _start(self, view: IndexCache) -> WorkerPool:
+    async def _start(self, cache: IndexCache) -> WorkerPool:
         loop = asyncio.get_running_loop()
-        tools = Dependencies(
+        dependencies = Dependencies(
             kube=self.kube,
-            view=view,
+            cache=cache,
             engines=self._given(self.engines),
             metrics=self._given(self.windows),
             settings=self.settings,
-            writer=Writer(self.kube, view, clock=loop.time),
+            writer=Writer(self.kube, cache, clock=loop.time),
             events=EventPoster(self.kube, _now),
             now=_now,
             clock=loop.time,
         )
         reconcilers = {
-            names.INFERENCE_SERVICE_KIND: ServiceController(tools).reconcile,
-            names.TUNING_RUN_KIND: RunController(tools).reconcile,
+            names.INFERENCE_SERVICE_KIND: ServiceController(dependencies).reconcile,
+            names.TUNING_RUN_KIND: RunController(dependencies).reconcile,
         }
-        shell = WorkerPool(reconcilers=reconcilers, metrics=self.metrics, resync_seconds=self.settings.resync_seconds)
-        self.metrics.watch_queue(lambda: shell.queue.depth, shell.queue.oldest)
-        self.metrics.watch_objects(view.all_services, view.all_runs)
-        shell.start(self.settings.workers)
-        return shell
+        workers = WorkerPool(reconcilers=reconcilers, metrics=self.metrics, resync_seconds=self.settings.resync_seconds)
+        self.metrics.watch_queue(lambda: workers.queue.depth, workers.queue.oldest)
+        self.metrics.watch_objects(cache.all_services, cache.all_runs)
+        workers.start(self.settings.workers)
+        return workers
 
     @staticmethod
     def _given(port: Any) -> Any:

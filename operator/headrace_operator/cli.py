@@ -19,6 +19,7 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS, INFERENCE_SERVICES, TUNING_RUNS
+from headrace_core.errors import HeadraceError
 from headrace_core.knobs.resolve import ConfigError
 from headrace_operator.rollout.revisions import read_active_revision
 from headrace_operator.service.effective_config import KnobSource, effective_config
@@ -144,7 +145,7 @@ async def _explain(name: str, context: str | None, namespace: str | None) -> lis
 def _answer(question: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(question)
-    except (KubeError, InvalidResource, ConfigError, ValueError) as error:
+    except (HeadraceError, InvalidResource, ConfigError, ValueError) as error:
         Console(stderr=True).print(f"[red]{escape(str(error))}[/red]")
         raise typer.Exit(1) from None
 

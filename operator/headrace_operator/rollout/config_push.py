@@ -45,11 +45,6 @@ class ConfigPush:
         results = await asyncio.gather(*(self._one(pod, config, token) for pod in ready))
         return {pod.uid: result for pod, result in zip(ready, results, strict=True)}
 
-    def state(self, pod: PodView) -> EngineState | None:
-        """What was last seen of a pod's engine."""
-        seen = self._seen.get(pod.identity)
-        return seen.state if seen else None
-
     def forget(self, uids: set[str]) -> None:
         """Drop what is known of pods that are gone."""
         self._seen = {identity: seen for identity, seen in self._seen.items() if identity[0] not in uids}

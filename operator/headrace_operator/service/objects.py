@@ -13,7 +13,8 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_operator.cluster.hashing import template_revision
 from headrace_operator.rollout.revisions import ActiveRevision, tuned_data
 from headrace_operator.service.effective_config import EffectiveConfig
-from headrace_operator.service.pod import STARTUP_SECONDS, EngineObjects, Images, engine_template
+from headrace_operator.service.pod import STARTUP_SECONDS, EngineObjects, engine_template
+from headrace_operator.settings import Images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

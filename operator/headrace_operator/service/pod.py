@@ -13,21 +13,13 @@ from headrace_api.v1alpha1.conditions import Reason
 from headrace_api.v1alpha1.inferenceservice import InferenceService, ResourcesSpec
 from headrace_operator.errors import SpecRefusedError
 from headrace_operator.service.model_sources import model_command
+from headrace_operator.settings import Images
 
 USER = 65532
 GRACE_SECONDS = 60  # running streams may finish
 STARTUP_SECONDS = 1800  # a large model loads for many minutes; killing it then starts the load again
 TMP = "/tmp"  # noqa: S108  (an emptyDir, the only place that the container can write to)
 RESERVED_ENV = (names.POD_IP_ENV, names.ADMIN_TOKEN_ENV)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """Images and how they are pulled."""
-
-    engine: str
-    tuner: str
-    pull_policy: str = "IfNotPresent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from headrace_api.v1alpha1.conditions import Reason
@@ -13,13 +12,6 @@ from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import ApplyPolicy, TuningRun
 from headrace_operator.errors import SpecRefusedError
 from headrace_operator.service.effective_config import ceilings_of
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Not yet; `why` is for a person."""
-
-    why: str
 
 
 def check(run: TuningRun, service: InferenceService) -> None:

@@ -26,6 +26,7 @@ from headrace_client.errors import EngineCallError
 from headrace_client.resources import DEPLOYMENTS, JOBS, TUNING_RUNS
 from headrace_core.knobs.resolve import ConfigError
 from headrace_operator.cluster.findings import Finding, no, yes
+from headrace_operator.cluster.fresh_status import FreshStatus
 from headrace_operator.cluster.hashing import service_token, trial_token
 from headrace_operator.cluster.observe import (
     PodView,
@@ -36,11 +37,12 @@ from headrace_operator.cluster.observe import (
     pod_view,
     timestamp,
 )
+from headrace_operator.dependencies import Dependencies
 from headrace_operator.errors import SpecRefusedError
 from headrace_operator.protocols import Key
 from headrace_operator.rollout import machine
 from headrace_operator.rollout.revisions import ActiveRevision, read_active_revision
-from headrace_operator.service.controller import Dependencies, FreshStatus, Requeue
+from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.service.effective_config import EffectiveConfig, effective_config
 from headrace_operator.service.model_sources import model_argument
 from headrace_operator.service.objects import service_objects, tuned_config_map
@@ -88,13 +90,13 @@ class _Waits(Exception):  # noqa: N818
 class RunController:
     """Reconciles TuningRuns."""
 
-    def __init__(self, tools: Dependencies) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
         self._fresh = FreshStatus()
 
     async def reconcile(self, key: Key) -> Requeue:
         """One pass. The key's object may be gone."""
-        body = self._fresh.newest(key, self._tools.view.run(key.namespace, key.name))
+        body = self._fresh.newest(key, self._dependencies.cache.run(key.namespace, key.name))
         if body is None:
             return Requeue(gone=True)
         if body["metadata"].get("deletionTimestamp"):
@@ -115,7 +117,7 @@ class RunController:
     async def _pass(self, run: TuningRun, body: Mapping[str, Any]) -> tuple[RunObservation, Requeue]:
         records = self._records(run)
         try:
-            return await _Pass(self._tools, run, body, records).go()
+            return await _Pass(self._dependencies, run, body, records).go()
         except _Waits as wait:
             seen = RunObservation(
                 phase=wait.phase, message=wait.message, spec=wait.spec, trial=wait.trial, records=records
@@ -134,26 +136,26 @@ class RunController:
 
     def _records(self, run: TuningRun) -> JobRecords:
         namespace, name = run.metadata.namespace or "", names.records_config_map(run.metadata.name)
-        records = read_records(self._tools.view.child("ConfigMap", namespace, name))
+        records = read_records(self._dependencies.cache.child("ConfigMap", namespace, name))
         if records.unreadable:
             LOG.warning("ConfigMap %s/%s: not readable: %s", namespace, name, ", ".join(records.unreadable))
         return records
 
     async def _tidy(self, run: TuningRun, *, failed: bool) -> None:
         """Free the trial's GPU; a failed run's Job is stopped too, since it may still drive load."""
-        await _remove(self._tools, DEPLOYMENTS, run, names.trial_name(run.metadata.name))
+        await _remove(self._dependencies, DEPLOYMENTS, run, names.trial_name(run.metadata.name))
         if failed:
-            await _remove(self._tools, JOBS, run, names.tuner_name(run.metadata.name))
+            await _remove(self._dependencies, JOBS, run, names.tuner_name(run.metadata.name))
 
     async def _save(self, key: Key, body: Mapping[str, Any], run: TuningRun, seen: RunObservation) -> None:
-        status = run_status(run, seen, now=self._tools.now())
+        status = run_status(run, seen, now=self._dependencies.now())
         if status == run.status:
             return
-        answer = await self._tools.kube.replace_status(TUNING_RUNS, {**body, "status": status.to_kube()})
+        answer = await self._dependencies.kube.replace_status(TUNING_RUNS, {**body, "status": status.to_kube()})
         self._fresh.wrote(key, body, answer)
         if status.phase is not run.status.phase:
             LOG.info("%s: %s: %s", key, status.phase.value, status.message)
-        await self._tools.events.conditions(body, changed(run.status.conditions, status.conditions))
+        await self._dependencies.events.conditions(body, changed(run.status.conditions, status.conditions))
 
     async def _unreadable(self, key: Key, body: Mapping[str, Any], error: InvalidResource) -> Requeue:
         """A spec that the schema let through and the models do not, or one of a newer release."""
@@ -162,28 +164,30 @@ class RunController:
         if status.get("phase") == RunPhase.FAILED.value and status.get("message") == finding.message:
             return Requeue()
         condition = finding.condition(
-            ConditionType.SPEC_VALID, generation=body["metadata"].get("generation") or 0, now=self._tools.now()
+            ConditionType.SPEC_VALID, generation=body["metadata"].get("generation") or 0, now=self._dependencies.now()
         )
         failed = {"phase": RunPhase.FAILED.value, "message": finding.message, "conditions": [condition.to_kube()]}
-        answer = await self._tools.kube.replace_status(TUNING_RUNS, {**body, "status": failed})
+        answer = await self._dependencies.kube.replace_status(TUNING_RUNS, {**body, "status": failed})
         self._fresh.wrote(key, body, answer)
         return Requeue()
 
 
-async def _remove(tools: Dependencies, resource: Any, run: TuningRun, name: str) -> None:
-    there = tools.view.child(resource.kind, run.metadata.namespace or "", name)
+async def _remove(dependencies: Dependencies, resource: Any, run: TuningRun, name: str) -> None:
+    there = dependencies.cache.child(resource.kind, run.metadata.namespace or "", name)
     owners = there["metadata"].get("ownerReferences") or () if there else ()
     ours = any(owner["uid"] == run.metadata.uid for owner in owners)
     if there and ours and not there["metadata"].get("deletionTimestamp"):
         LOG.info("delete %s %s/%s: the study is over", resource.kind, run.metadata.namespace, name)
-        await tools.kube.delete(resource, name, run.metadata.namespace)
+        await dependencies.kube.delete(resource, name, run.metadata.namespace)
 
 
 class _Pass:
     """One pass over a run that is not over. Methods are stages, in the order of a run's life."""
 
-    def __init__(self, tools: Dependencies, run: TuningRun, body: Mapping[str, Any], records: JobRecords) -> None:
-        self._tools = tools
+    def __init__(
+        self, dependencies: Dependencies, run: TuningRun, body: Mapping[str, Any], records: JobRecords
+    ) -> None:
+        self._dependencies = dependencies
         self._run = run
         self._body = body
         self._records = records
@@ -203,7 +207,7 @@ class _Pass:
 
     def _service(self) -> InferenceService:
         name = self._run.spec.service_ref.name
-        body = self._tools.view.service(self._namespace, name)
+        body = self._dependencies.cache.service(self._namespace, name)
         if body is None or body["metadata"].get("deletionTimestamp"):
             missing = no(Reason.SERVICE_NOT_FOUND, f"spec.serviceRef: InferenceService {name} does not exist here")
             if self._run.status.phase is RunPhase.PENDING:
@@ -217,7 +221,7 @@ class _Pass:
     def _tuned(self, service: InferenceService) -> ActiveRevision | None:
         name = names.tuned_config_map(service.metadata.name)
         try:
-            return read_active_revision(self._tools.view.child("ConfigMap", self._namespace, name))
+            return read_active_revision(self._dependencies.cache.child("ConfigMap", self._namespace, name))
         except ValueError:
             return None
 
@@ -233,7 +237,7 @@ class _Pass:
         try:
             check(self._run, service)
             template = service_objects(
-                service, config, images=self._tools.settings.images, token=self._service_token(service)
+                service, config, images=self._dependencies.settings.images, token=self._service_token(service)
             )
         except SpecRefusedError as error:
             raise _Ended(error.message, spec=no(error.reason, error.message)) from None
@@ -244,26 +248,26 @@ class _Pass:
             self._run,
             service,
             config,
-            images=self._tools.settings.images,
+            images=self._dependencies.settings.images,
             token=self._trial_token(),
             revision=template.template_revision,
         ))  # fmt: skip
         trial = await self._trial(service)
-        job = self._tools.view.child("Job", self._namespace, names.tuner_name(self._name))
+        job = self._dependencies.cache.child("Job", self._namespace, names.tuner_name(self._name))
         if job is None and not trial.holds:
             return self._seen(RunPhase.PREPARING, f"waits for the trial: {trial.message}", trial), Requeue(
                 after=WAIT_SECONDS
             )
         if job is None:
-            await self._make(job_objects(self._run, self._urls(service), images=self._tools.settings.images))
+            await self._make(job_objects(self._run, self._urls(service), images=self._dependencies.settings.images))
             return self._seen(RunPhase.PREPARING, "the tuner starts", trial), Requeue(after=WAIT_SECONDS)
         return self._watch(job, trial), Requeue(after=WAIT_SECONDS)
 
     def _wait_for_turn(self, service: InferenceService) -> None:
         name = service.metadata.name
-        if not self._tools.settings.prometheus_url:
+        if not self._dependencies.settings.prometheus_url:
             raise _Waits("waits for a Prometheus: set prometheus.url in the chart's values")
-        ahead = first_in_line(self._body, self._tools.view.runs_of(self._namespace, name))
+        ahead = first_in_line(self._body, self._dependencies.cache.runs_of(self._namespace, name))
         if ahead:
             raise _Waits(f"waits for TuningRun {ahead}, which tunes InferenceService {name} first")
         if not is_true(service.status.conditions, ConditionType.READY):
@@ -272,7 +276,7 @@ class _Pass:
             raise _Waits(f"waits for InferenceService {name} to be Ready: {why}")
 
     def _check_trial_template(self, revision: str) -> None:
-        there = self._tools.view.child("Deployment", self._namespace, names.trial_name(self._name))
+        there = self._dependencies.cache.child("Deployment", self._namespace, names.trial_name(self._name))
         if there is None:
             return
         began = deployment_view(there).revision
@@ -285,19 +289,19 @@ class _Pass:
     async def _make(self, objects: tuple[dict[str, Any], ...]) -> None:
         """Create what is missing. What is there stays: trials are compared with the baseline that they began with."""
         missing = [body for body in objects if self._missing(body)]
-        written = await self._tools.writer.bring(missing)
+        written = await self._dependencies.writer.bring(missing)
         if written.conflict:
             raise _Ended(written.conflict)
         if written.error:
             raise _Waits(f"a write failed and is tried again: {written.error}", phase=RunPhase.PREPARING)
 
     def _missing(self, body: Mapping[str, Any]) -> bool:
-        there = self._tools.view.child(body["kind"], self._namespace, body["metadata"]["name"])
+        there = self._dependencies.cache.child(body["kind"], self._namespace, body["metadata"]["name"])
         owners = there["metadata"].get("ownerReferences") or () if there else ()
         return not any(owner["uid"] == self._run.metadata.uid for owner in owners)
 
     async def _trial(self, service: InferenceService) -> Finding:
-        there = self._tools.view.child("Deployment", self._namespace, names.trial_name(self._name))
+        there = self._dependencies.cache.child("Deployment", self._namespace, names.trial_name(self._name))
         pods = by_age(pod for pod in self._pods(names.ENGINE_CONTAINER) if pod.track == names.TRACK_TRIAL)
         fleet = Fleet(
             pods=pods,
@@ -311,26 +315,26 @@ class _Pass:
         return engines_ready(replace(fleet, probed=probed))
 
     def _pods(self, container: str) -> list[PodView]:
-        return [pod_view(body, container) for body in self._tools.view.run_pods(self._namespace, self._name)]
+        return [pod_view(body, container) for body in self._dependencies.cache.run_pods(self._namespace, self._name)]
 
     async def _probe(self, pod: PodView) -> EngineProbe:
         try:
-            state = await self._tools.engines.read(pod.ip, token=self._trial_token())
+            state = await self._dependencies.engines.read(pod.ip, token=self._trial_token())
         except EngineCallError as error:
             return EngineProbe(unreachable=str(error))
         return EngineProbe(state=state, in_force=True)
 
     def _urls(self, service: InferenceService) -> JobUrls:
-        view = self._tools.view
-        trial = cluster_ip(view.child("Service", self._namespace, names.trial_name(self._name)))
-        stable = cluster_ip(view.child("Service", self._namespace, names.service_name(service.metadata.name)))
+        cache = self._dependencies.cache
+        trial = cluster_ip(cache.child("Service", self._namespace, names.trial_name(self._name)))
+        stable = cluster_ip(cache.child("Service", self._namespace, names.service_name(service.metadata.name)))
         if not (trial and stable):
             raise _Waits("waits for the addresses of the Services", phase=RunPhase.PREPARING)
         return JobUrls(
             trial=service_url(trial),
             trial_admin=admin_url(trial),
             service=service_url(stable),
-            prometheus=self._tools.settings.prometheus_url,
+            prometheus=self._dependencies.settings.prometheus_url,
         )
 
     def _watch(self, job: Mapping[str, Any], trial: Finding) -> RunObservation:
@@ -343,7 +347,7 @@ class _Pass:
         return self._seen(study.phase, study.message, trial)
 
     def _old(self, ended_at: str) -> bool:
-        return not ended_at or (self._tools.now() - timestamp(ended_at)).total_seconds() > RECORDS_SECONDS
+        return not ended_at or (self._dependencies.now() - timestamp(ended_at)).total_seconds() > RECORDS_SECONDS
 
     def _last_words(self) -> str:
         """What the Job's newest pod that failed said."""
@@ -358,7 +362,7 @@ class _Pass:
     # -- the proposal
 
     async def _after_study(self, service: InferenceService, config: EffectiveConfig) -> tuple[RunObservation, Requeue]:
-        await _remove(self._tools, DEPLOYMENTS, self._run, names.trial_name(self._name))
+        await _remove(self._dependencies, DEPLOYMENTS, self._run, names.trial_name(self._name))
         study = self._records.study
         improved = study is not None and study.verdict is StudyVerdict.IMPROVED and study.proposal is not None
         message = study.message if study else ""
@@ -375,15 +379,15 @@ class _Pass:
         if status is None:
             return self._begin(config, scene), ()
         if status.phase is RolloutPhase.APPLYING:
-            queue = await self._tools.metrics.waiting(self._namespace, [pod.name for pod in status.pods])
+            queue = await self._dependencies.metrics.waiting(self._namespace, [pod.name for pod in status.pods])
             scene = replace(scene, waiting=queue)
         query = machine.window(status, scene)
         if query is not None:
-            reading = await self._tools.metrics.read(query, now=self._tools.now())
+            reading = await self._dependencies.metrics.read(query, now=self._dependencies.now())
             scene = await self._scene(service, config, reading)
         taken = machine.step(status, scene)
         if taken.write:
-            written = await self._tools.writer.bring([tuned_config_map(service, taken.tuned)])
+            written = await self._dependencies.writer.bring([tuned_config_map(service, taken.tuned)])
             if written.error or written.conflict:
                 LOG.warning("the proposal's record was not written, the step is taken again: %s", written)
                 return status, ()
@@ -392,7 +396,7 @@ class _Pass:
 
     def _begin(self, config: EffectiveConfig, scene: machine.RolloutScene) -> RolloutStatus:
         status = machine.begin(scene)
-        there = self._tools.view.child("ConfigMap", self._namespace, names.trial_name(self._name))
+        there = self._dependencies.cache.child("ConfigMap", self._namespace, names.trial_name(self._name))
         baseline = json.loads(there["data"][names.CONFIG_KEY])["config"] if there else dict(config.values)
         if baseline == dict(config.values):
             return status
@@ -405,7 +409,7 @@ class _Pass:
         pinned = service.spec.engine.config.values()
         slo: SloSpec | None = service.spec.slo
         return machine.RolloutScene(
-            now=self._tools.now(),
+            now=self._dependencies.now(),
             namespace=self._namespace,
             proposal=machine.ProposedChange(
                 run=self._name,
@@ -429,13 +433,13 @@ class _Pass:
         return {fact.uid: fact for fact in facts if fact is not None}
 
     def _stable(self, service: InferenceService) -> list[PodView]:
-        raw = self._tools.view.engine_pods(self._namespace, service.metadata.name)
+        raw = self._dependencies.cache.engine_pods(self._namespace, service.metadata.name)
         pods = [pod for pod in map(pod_view, raw) if pod.track == names.TRACK_STABLE]
         return [pod for pod in pods if not pod.terminating and not pod.finished]
 
     async def _facts(self, pod: PodView, service: InferenceService, config: EffectiveConfig) -> machine.PodFacts | None:
         try:
-            state = await self._tools.engines.read(pod.ip, token=self._service_token(service))
+            state = await self._dependencies.engines.read(pod.ip, token=self._service_token(service))
             wanted = config.hot(state.device)
         except (EngineCallError, ConfigError):
             return None
@@ -456,11 +460,11 @@ class _Pass:
         )
 
     def _service_token(self, service: InferenceService) -> str:
-        root = self._tools.settings.root_token
+        root = self._dependencies.settings.root_token
         return service_token(root, namespace=self._namespace, service=service.metadata.name)
 
     def _trial_token(self) -> str:
-        return trial_token(self._tools.settings.root_token, namespace=self._namespace, run=self._name)
+        return trial_token(self._dependencies.settings.root_token, namespace=self._namespace, run=self._name)
 
 
 def _engine_problem(service: InferenceService) -> str:

@@ -15,12 +15,12 @@ from headrace_operator.service.pod import (
     GRACE_SECONDS,
     TMP,
     EngineObjects,
-    Images,
     container_security,
     engine_template,
     home_env,
     pod_security,
 )
+from headrace_operator.settings import Images
 
 RETRIES = 4  # a tuner that was evicted goes on from its records
 

@@ -1,4 +1,4 @@
-"""Doubles with faults: an API server, its view, engines, Prometheus, a clock. And small makers of objects."""
+"""Doubles with faults: an API server, its cache, engines, Prometheus, a clock. And small makers of objects."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from headrace_core.knobs.resolve import ConfigError, EngineConfig, reconfigure, 
 from headrace_core.knobs.table import KNOBS
 from headrace_operator.cluster.apply import Writer
 from headrace_operator.cluster.events import EventPoster
+from headrace_operator.dependencies import Dependencies
 from headrace_operator.protocols import WindowQuery
 from headrace_operator.rollout.analysis import WindowPending
 from headrace_operator.runtime.cache import run_service_key
-from headrace_operator.service.controller import Dependencies, Requeue, ServiceController
-from headrace_operator.service.pod import Images
-from headrace_operator.settings import OperatorSettings
+from headrace_operator.runtime.requeue import Requeue
+from headrace_operator.service.controller import ServiceController
+from headrace_operator.settings import Images, OperatorSettings
 from headrace_operator.tuning.controller import RunController
 
 NS = "default"
@@ -319,9 +320,9 @@ class World:
     def restart_operator(self) -> None:
         """A new operator process: all memory is gone."""
         cluster, clock = self.cluster, self.clock
-        self.tools = Dependencies(
+        self.dependencies = Dependencies(
             kube=cluster,
-            view=cluster,
+            cache=cluster,
             engines=self.engines,
             metrics=self.metrics,
             settings=self.settings,
@@ -330,8 +331,8 @@ class World:
             now=clock.now,
             clock=clock.monotonic,
         )
-        self.services = ServiceController(self.tools)
-        self.runs = RunController(self.tools)
+        self.services = ServiceController(self.dependencies)
+        self.runs = RunController(self.dependencies)
 
     async def reconcile(self, name: str = "chat") -> Requeue:
         from headrace_operator.protocols import Key
