@@ -8,9 +8,9 @@ import pytest
 from headrace_client.errors import Conflict, Unavailable
 from headrace_operator.metrics import Metrics
 from headrace_operator.protocols import Key
+from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.runtime.work_queue import Backoff, WorkQueue
 from headrace_operator.runtime.worker import STUCK_SECONDS, WorkerPool
-from headrace_operator.runtime.requeue import Requeue
 
 KEY = Key("InferenceService", "default", "chat")
 
