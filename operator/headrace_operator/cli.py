@@ -136,10 +136,10 @@ async def _explain(name: str, context: str | None, namespace: str | None) -> lis
         body = await kube.get(INFERENCE_SERVICES, name, where)
         if body is None:
             raise KubeError(f"InferenceService {where}/{name} does not exist; headrace status -A lists all")
-        tuned = read_active_revision(await kube.get(CONFIG_MAPS, names.tuned_config_map(name), where))
+        active = read_active_revision(await kube.get(CONFIG_MAPS, names.tuned_config_map(name), where))
     service = InferenceService.read(body)
     fields = body["metadata"].get("managedFields") or ()
-    return explain_config(service, effective_config(service, tuned), tuned=tuned, managed_fields=fields)
+    return explain_config(service, effective_config(service, active), active=active, managed_fields=fields)
 
 
 def _answer(question: Coroutine[Any, Any, T]) -> T:

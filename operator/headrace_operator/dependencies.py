@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from headrace_api.v1alpha1.inferenceservice import EngineKind
 from headrace_operator.cluster.apply import Writer
 from headrace_operator.cluster.events import EventPoster
-from headrace_operator.protocols import Cache, EngineApi, KubeApi, WindowMetrics
+from headrace_operator.engines.base import EngineApi
+from headrace_operator.protocols import Cache, KubeApi
+from headrace_operator.rollout.controller import RolloutController
 from headrace_operator.settings import OperatorSettings
 
 
@@ -18,8 +21,8 @@ class Dependencies:
 
     kube: KubeApi
     cache: Cache
-    engines: EngineApi
-    metrics: WindowMetrics
+    engines: Mapping[EngineKind, EngineApi]
+    rollout: RolloutController
     settings: OperatorSettings
     writer: Writer
     events: EventPoster

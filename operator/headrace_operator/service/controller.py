@@ -1,4 +1,4 @@
-"""One pass over one InferenceService: see, plan, apply, converge the engines, prove the route, write the status once.
+"""One pass over one InferenceService: see, plan, apply, push the config, prove the route, write the status once.
 
 The only place that orders the I/O of a service; every decision is in a pure module. A pass that finds nothing to do
 writes nothing.
@@ -31,20 +31,20 @@ from headrace_operator.cluster.observe import (
     pod_view,
 )
 from headrace_operator.dependencies import Dependencies
+from headrace_operator.engines.base import EngineProbe, WantedConfig
+from headrace_operator.engines.registry import DEFINITIONS
 from headrace_operator.errors import SpecRefusedError
 from headrace_operator.protocols import Key
 from headrace_operator.rollout.config_push import DRIFT_SECONDS, ConfigPush
-from headrace_operator.rollout.revisions import ActiveRevision, RevisionState, read_active_revision
+from headrace_operator.rollout.revisions import ActiveRevision
 from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.service.effective_config import EffectiveConfig, effective_config
-from headrace_operator.service.model_sources import model_argument
-from headrace_operator.service.objects import ServiceObjects, service_objects, tuned_config_map
-from headrace_operator.service.readiness import CONFIG_PROBLEMS, EngineProbe, Fleet, engines_ready
+from headrace_operator.service.objects import ServiceObjects, service_objects
+from headrace_operator.service.readiness import CONFIG_PROBLEMS, Fleet, engines_ready
 from headrace_operator.service.status import (
     ServiceObservation,
     changed,
     service_status,
-    service_url,
 )
 
 LOG = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class _Wanted:
 
     config: EffectiveConfig | None = None
     objects: ServiceObjects | None = None
-    tuned: ActiveRevision | None = None
+    active: ActiveRevision | None = None
     problem: Finding | None = None
     token: str = ""
 
@@ -68,7 +68,7 @@ class ServiceController:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
-        self._convergence = ConfigPush(dependencies.engines, clock=dependencies.clock)
+        self._push = ConfigPush(clock=dependencies.clock)
         self._proofs: dict[Key, tuple[str, frozenset[tuple[str, int]]]] = {}
         self._fresh = FreshStatus()
 
@@ -88,9 +88,10 @@ class ServiceController:
 
     async def _reconcile(self, key: Key, body: Mapping[str, Any], service: InferenceService) -> Requeue:
         wanted = self._wanted(service)
-        orphaned = wanted.tuned is not None and self._abandoned(service, wanted.tuned)
-        if orphaned and wanted.tuned is not None:
-            return await self._restore(service, wanted.tuned)
+        restored = await self._dependencies.rollout.restore_abandoned(service, wanted.active)
+        if restored is not None:
+            # The cache shows the restored record soon; that event, or this delay, brings the next pass.
+            return Requeue(after=SOON, failed=restored.error or restored.conflict)
         written = await self._write(service, wanted)
         seen = await self._observe(key, service, wanted, written)
         status = service_status(service, seen, now=self._dependencies.now())
@@ -101,35 +102,16 @@ class ServiceController:
         dependencies, metadata = self._dependencies, service.metadata
         namespace = metadata.namespace or ""
         token = service_token(dependencies.settings.root_token, namespace=namespace, service=metadata.name)
-        tuned: ActiveRevision | None = None
+        active = dependencies.rollout.active(namespace, metadata.name)
         try:
-            tuned = read_active_revision(
-                dependencies.cache.child("ConfigMap", namespace, names.tuned_config_map(metadata.name))
-            )
-        except ValueError as error:
-            LOG.error("ConfigMap %s/%s is not used: %s", namespace, names.tuned_config_map(metadata.name), error)
-        try:
-            config = effective_config(service, tuned)
-            target = service_objects(service, config, images=dependencies.settings.images, token=token)
+            config = effective_config(service, active)
+            target = service_objects(service, config.wanted, images=dependencies.settings.images, token=token)
         except ConfigError as error:
             listed = "; ".join(f"spec.engine.config.{problem}" for problem in error.problems)
-            return _Wanted(tuned=tuned, token=token, problem=no(Reason.INVALID_CONFIG, listed))
+            return _Wanted(active=active, token=token, problem=no(Reason.INVALID_CONFIG, listed))
         except SpecRefusedError as error:
-            return _Wanted(tuned=tuned, token=token, problem=no(error.reason, error.message))
-        return _Wanted(config=config, objects=target, tuned=tuned, token=token)
-
-    def _abandoned(self, service: InferenceService, tuned: ActiveRevision) -> bool:
-        """Whether a proposal is in force unproven, and its run will never judge it."""
-        if tuned.state is not RevisionState.CHECKING:
-            return False
-        run = self._dependencies.cache.run(service.metadata.namespace or "", tuned.tuning_run)
-        return run is None or run["metadata"]["uid"] != tuned.run_uid or bool(run["metadata"].get("deletionTimestamp"))
-
-    async def _restore(self, service: InferenceService, tuned: ActiveRevision) -> Requeue:
-        LOG.warning("TuningRun %s is gone before its proposal was judged: the old knobs are restored", tuned.tuning_run)
-        written = await self._dependencies.writer.bring([tuned_config_map(service, tuned.before())])
-        # The cache shows the restored record soon; that event, or this delay, brings the next pass.
-        return Requeue(after=SOON, failed=written.error or written.conflict)
+            return _Wanted(active=active, token=token, problem=no(error.reason, error.message))
+        return _Wanted(config=config, objects=target, active=active, token=token)
 
     async def _write(self, service: InferenceService, wanted: _Wanted) -> Written:
         if wanted.objects is None:
@@ -153,7 +135,7 @@ class ServiceController:
         cache = self._dependencies.cache
         fleet = self._fleet(service, wanted, self._deployment(service))
         if wanted.config is not None:
-            fleet = await self._converged(fleet, wanted.config, wanted.token)
+            fleet = await self._pushed(service, fleet, wanted.config.wanted, wanted.token)
         else:
             fleet = _as_is(fleet)
         address = cluster_ip(cache.child("Service", key.namespace, names.service_name(key.name)))
@@ -167,7 +149,7 @@ class ServiceController:
             cluster_ip=address,
             routable=not problem,
             route_problem=problem,
-            tuned=wanted.tuned,
+            active=wanted.active,
         )
 
     def _fleet(self, service: InferenceService, wanted: _Wanted, deployment: DeploymentView | None) -> Fleet:
@@ -177,15 +159,16 @@ class ServiceController:
             pods=self._pods(service),
             replicas=service.spec.replicas,
             revision=wanted.objects.template_revision if wanted.objects else there,
-            model=_model(service),
+            engine=DEFINITIONS[service.spec.engine.kind],
             probed={},
             deployment=deployment,
         )
 
-    async def _converged(self, fleet: Fleet, config: EffectiveConfig, token: str) -> Fleet:
+    async def _pushed(self, service: InferenceService, fleet: Fleet, wanted: WantedConfig, token: str) -> Fleet:
         gone = {pod.uid for pod in fleet.pods} - {pod.uid for pod in fleet.live}
-        self._convergence.forget(gone)
-        probed: dict[str, EngineProbe] = await self._convergence.bring(fleet.current, config, token=token)
+        self._push.forget(gone)
+        engines = self._dependencies.engines[service.spec.engine.kind]
+        probed = await self._push.bring(engines, fleet.current, wanted, token=token)
         return replace(fleet, probed=probed)
 
     async def _prove(self, key: Key, service: InferenceService, fleet: Fleet, address: str) -> str:
@@ -199,7 +182,8 @@ class ServiceController:
         if revision == fleet.revision and ready & proven:
             return ""
         try:
-            await self._dependencies.engines.one_token(service_url(address), model=service.served_name)
+            engines = self._dependencies.engines[service.spec.engine.kind]
+            await engines.one_token(fleet.engine.url(address), model=service.served_name)
         except EngineCallError as error:
             return f"no token through the Service: {error}"
         self._proofs[key] = (fleet.revision, ready)
@@ -267,11 +251,4 @@ def _key(service: InferenceService) -> Key:
 
 
 def _revision(seen: ServiceObservation) -> str | None:
-    return seen.config.revision if seen.config else None
-
-
-def _model(service: InferenceService) -> str:
-    try:
-        return model_argument(service.spec.model)
-    except SpecRefusedError:
-        return service.spec.model.uri
+    return seen.config.wanted.revision if seen.config else None

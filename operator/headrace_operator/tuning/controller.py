@@ -1,4 +1,4 @@
-"""One pass over one TuningRun: wait for its turn, prepare a trial, watch the Job, roll the proposal out, tidy up.
+"""One pass over one TuningRun: wait for its turn, prepare a trial, watch the Job, hand the proposal over, tidy up.
 
 Every stage looks at what is there and says what it means; none remembers anything, so a pass by a new operator goes on
 where the last one was.
@@ -6,25 +6,21 @@ where the last one was.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from headrace_api import names
 from headrace_api.base import InvalidResource
-from headrace_api.v1alpha1.conditions import ConditionStatus, ConditionType, Reason, find_condition
+from headrace_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.records import RunPhase, StudyVerdict
-from headrace_api.v1alpha1.slo import SloSpec
-from headrace_api.v1alpha1.tuningrun import ApplyPolicy, RolloutPhase, RolloutStatus, TuningRun
-from headrace_client.engine import admin_url
+from headrace_api.v1alpha1.tuningrun import ApplyPolicy, RolloutStatus, TuningRun
 from headrace_client.errors import EngineCallError
 from headrace_client.resources import DEPLOYMENTS, JOBS, TUNING_RUNS
 from headrace_core.knobs.resolve import ConfigError
+from headrace_core.knobs.table import KnobValue
 from headrace_operator.cluster.findings import Finding, no, yes
 from headrace_operator.cluster.fresh_status import FreshStatus
 from headrace_operator.cluster.hashing import service_token, trial_token
@@ -38,17 +34,19 @@ from headrace_operator.cluster.observe import (
     timestamp,
 )
 from headrace_operator.dependencies import Dependencies
+from headrace_operator.engines.base import EngineProbe, LiveConfigApi
+from headrace_operator.engines.registry import DEFINITIONS
 from headrace_operator.errors import SpecRefusedError
 from headrace_operator.protocols import Key
-from headrace_operator.rollout import machine
-from headrace_operator.rollout.revisions import ActiveRevision, read_active_revision
+from headrace_operator.rollout.controller import RolloutAdvance, RolloutRequest
+from headrace_operator.rollout.machine import POLL_SECONDS
 from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.service.effective_config import EffectiveConfig, effective_config
-from headrace_operator.service.model_sources import model_argument
-from headrace_operator.service.objects import service_objects, tuned_config_map
-from headrace_operator.service.readiness import EngineProbe, Fleet, engines_ready
-from headrace_operator.service.status import changed, is_true, service_url
+from headrace_operator.service.objects import service_objects
+from headrace_operator.service.readiness import Fleet, engines_ready
+from headrace_operator.service.status import changed, is_true
 from headrace_operator.tuning.checks import check, first_in_line
+from headrace_operator.tuning.job_objects import JobUrls, job_objects
 from headrace_operator.tuning.status import (
     JobRecords,
     RunObservation,
@@ -56,7 +54,7 @@ from headrace_operator.tuning.status import (
     rollout_phase,
     run_status,
 )
-from headrace_operator.tuning.trial_objects import JobUrls, job_objects, trial_objects
+from headrace_operator.tuning.trial_objects import trial_objects
 
 LOG = logging.getLogger(__name__)
 WAIT_SECONDS = 5.0  # for what announces itself by an event as well
@@ -218,16 +216,9 @@ class _Pass:
         except InvalidResource as error:
             raise _Waits(f"waits for InferenceService {name}, whose spec is not valid: {error}") from None
 
-    def _tuned(self, service: InferenceService) -> ActiveRevision | None:
-        name = names.tuned_config_map(service.metadata.name)
-        try:
-            return read_active_revision(self._dependencies.cache.child("ConfigMap", self._namespace, name))
-        except ValueError:
-            return None
-
     def _config(self, service: InferenceService) -> EffectiveConfig:
         try:
-            return effective_config(service, self._tuned(service))
+            return effective_config(service, self._dependencies.rollout.active(self._namespace, service.metadata.name))
         except ConfigError as error:
             raise _Waits(f"waits for a valid config of InferenceService {service.metadata.name}: {error}") from None
 
@@ -237,7 +228,7 @@ class _Pass:
         try:
             check(self._run, service)
             template = service_objects(
-                service, config, images=self._dependencies.settings.images, token=self._service_token(service)
+                service, config.wanted, images=self._dependencies.settings.images, token=self._service_token(service)
             )
         except SpecRefusedError as error:
             raise _Ended(error.message, spec=no(error.reason, error.message)) from None
@@ -247,7 +238,7 @@ class _Pass:
         await self._make(trial_objects(
             self._run,
             service,
-            config,
+            config.wanted,
             images=self._dependencies.settings.images,
             token=self._trial_token(),
             revision=template.template_revision,
@@ -307,33 +298,36 @@ class _Pass:
             pods=pods,
             replicas=1,
             revision=deployment_view(there).revision if there else "",
-            model=model_argument(service.spec.model),
+            engine=DEFINITIONS[service.spec.engine.kind],
             probed={},
             deployment=deployment_view(there) if there else None,
         )
-        probed = {pod.uid: await self._probe(pod) for pod in fleet.ready}
+        live = self._dependencies.engines[service.spec.engine.kind].live
+        probed = {pod.uid: await self._probe(live, pod) for pod in fleet.ready}
         return engines_ready(replace(fleet, probed=probed))
 
     def _pods(self, container: str) -> list[PodView]:
         return [pod_view(body, container) for body in self._dependencies.cache.run_pods(self._namespace, self._name)]
 
-    async def _probe(self, pod: PodView) -> EngineProbe:
+    async def _probe(self, live: LiveConfigApi | None, pod: PodView) -> EngineProbe:
+        if live is None:
+            return EngineProbe(in_force=True)
         try:
-            state = await self._dependencies.engines.read(pod.ip, token=self._trial_token())
+            state = await live.read(pod.ip, token=self._trial_token())
         except EngineCallError as error:
             return EngineProbe(unreachable=str(error))
         return EngineProbe(state=state, in_force=True)
 
     def _urls(self, service: InferenceService) -> JobUrls:
-        cache = self._dependencies.cache
+        cache, engine = self._dependencies.cache, DEFINITIONS[service.spec.engine.kind]
         trial = cluster_ip(cache.child("Service", self._namespace, names.trial_name(self._name)))
         stable = cluster_ip(cache.child("Service", self._namespace, names.service_name(service.metadata.name)))
         if not (trial and stable):
             raise _Waits("waits for the addresses of the Services", phase=RunPhase.PREPARING)
         return JobUrls(
-            trial=service_url(trial),
-            trial_admin=admin_url(trial),
-            service=service_url(stable),
+            trial=engine.url(trial),
+            trial_admin=engine.admin_url(trial),
+            service=engine.url(stable),
             prometheus=self._dependencies.settings.prometheus_url,
         )
 
@@ -364,93 +358,30 @@ class _Pass:
     async def _after_study(self, service: InferenceService, config: EffectiveConfig) -> tuple[RunObservation, Requeue]:
         await _remove(self._dependencies, DEPLOYMENTS, self._run, names.trial_name(self._name))
         study = self._records.study
-        improved = study is not None and study.verdict is StudyVerdict.IMPROVED and study.proposal is not None
-        message = study.message if study else ""
-        if not improved or (self._run.spec.apply is not ApplyPolicy.AUTO and self._run.status.rollout is None):
-            return self._seen(RunPhase.COMPLETED, message, TRIAL_OVER), Requeue()
-        status, wake = await self._roll(service, config)
-        phase = rollout_phase(status)
-        after = None if phase.terminal else machine.POLL_SECONDS
-        return self._seen(phase, status.message, TRIAL_OVER, status), Requeue(after=after, wake=wake)
+        proposal = study.proposal if study and study.verdict is StudyVerdict.IMPROVED else None
+        if proposal is None or (self._run.spec.apply is not ApplyPolicy.AUTO and self._run.status.rollout is None):
+            return self._seen(RunPhase.COMPLETED, study.message if study else "", TRIAL_OVER), Requeue()
+        advance = await self._advance(service, config, proposal.knobs.values())
+        phase = rollout_phase(advance.status)
+        wake = (Key(names.INFERENCE_SERVICE_KIND, self._namespace, service.metadata.name),) if advance.moved else ()
+        after = None if phase.terminal else POLL_SECONDS
+        seen = self._seen(phase, advance.status.message, TRIAL_OVER, advance.status)
+        return seen, Requeue(after=after, wake=wake)
 
-    async def _roll(self, service: InferenceService, config: EffectiveConfig) -> tuple[RolloutStatus, tuple[Key, ...]]:
-        scene = await self._scene(service, config, None)
-        status = self._run.status.rollout
-        if status is None:
-            return self._begin(config, scene), ()
-        if status.phase is RolloutPhase.APPLYING:
-            queue = await self._dependencies.metrics.waiting(self._namespace, [pod.name for pod in status.pods])
-            scene = replace(scene, waiting=queue)
-        query = machine.window(status, scene)
-        if query is not None:
-            reading = await self._dependencies.metrics.read(query, now=self._dependencies.now())
-            scene = await self._scene(service, config, reading)
-        taken = machine.step(status, scene)
-        if taken.write:
-            written = await self._dependencies.writer.bring([tuned_config_map(service, taken.tuned)])
-            if written.error or written.conflict:
-                LOG.warning("the proposal's record was not written, the step is taken again: %s", written)
-                return status, ()
-        wake = (Key(names.INFERENCE_SERVICE_KIND, self._namespace, service.metadata.name),) if taken.write else ()
-        return taken.status, wake
-
-    def _begin(self, config: EffectiveConfig, scene: machine.RolloutScene) -> RolloutStatus:
-        status = machine.begin(scene)
+    async def _advance(
+        self, service: InferenceService, config: EffectiveConfig, knobs: Mapping[str, KnobValue]
+    ) -> RolloutAdvance:
         there = self._dependencies.cache.child("ConfigMap", self._namespace, names.trial_name(self._name))
-        baseline = json.loads(there["data"][names.CONFIG_KEY])["config"] if there else dict(config.values)
-        if baseline == dict(config.values):
-            return status
-        message = "the service's config changed since the study began: the proposal was not measured against it"
-        return status.model_copy(update={"phase": RolloutPhase.FAILED, "message": f"{message}; create a new TuningRun"})
-
-    async def _scene(self, service: InferenceService, config: EffectiveConfig, reading: Any) -> machine.RolloutScene:
-        study = self._records.study
-        knobs = study.proposal.knobs.values() if study and study.proposal else {}
-        pinned = service.spec.engine.config.values()
-        slo: SloSpec | None = service.spec.slo
-        return machine.RolloutScene(
-            now=self._dependencies.now(),
-            namespace=self._namespace,
-            proposal=machine.ProposedChange(
-                run=self._name,
-                run_uid=self._run.metadata.uid or "",
-                knobs=knobs,
-                override_pinned=self._run.spec.override_pinned,
-                pinned={name: pinned[name] for name in knobs if name in pinned},
-            ),
-            spec=self._run.spec,
-            min_requests=slo.min_requests if slo else 1,
-            pods=await self._engines(service, config),
-            present=frozenset(pod.uid for pod in self._stable(service)),
-            tuned=self._tuned(service),
-            reading=reading,
-            service_problem=_engine_problem(service),
+        engine = DEFINITIONS[service.spec.engine.kind]
+        request = RolloutRequest(
+            run=self._run,
+            service=service,
+            wanted=config.wanted,
+            knobs=knobs,
+            measured_against=engine.config_values(there["data"]) if there else config.wanted.values,
+            token=self._service_token(service),
         )
-
-    async def _engines(self, service: InferenceService, config: EffectiveConfig) -> dict[str, machine.PodFacts]:
-        ready = [pod for pod in self._stable(service) if pod.ready and pod.ip]
-        facts = await asyncio.gather(*(self._facts(pod, service, config) for pod in ready))
-        return {fact.uid: fact for fact in facts if fact is not None}
-
-    def _stable(self, service: InferenceService) -> list[PodView]:
-        raw = self._dependencies.cache.engine_pods(self._namespace, service.metadata.name)
-        pods = [pod for pod in map(pod_view, raw) if pod.track == names.TRACK_STABLE]
-        return [pod for pod in pods if not pod.terminating and not pod.finished]
-
-    async def _facts(self, pod: PodView, service: InferenceService, config: EffectiveConfig) -> machine.PodFacts | None:
-        try:
-            state = await self._dependencies.engines.read(pod.ip, token=self._service_token(service))
-            wanted = config.hot(state.device)
-        except (EngineCallError, ConfigError):
-            return None
-        return machine.PodFacts(
-            name=pod.name,
-            uid=pod.uid,
-            started_at=datetime.fromtimestamp(round(state.started_at, 3), UTC),
-            generation=state.generation,
-            config=state.config,
-            wanted=wanted,
-        )
+        return await self._dependencies.rollout.advance(request)
 
     def _seen(
         self, phase: RunPhase, message: str, trial: Finding, rollout: RolloutStatus | None = None
@@ -465,8 +396,3 @@ class _Pass:
 
     def _trial_token(self) -> str:
         return trial_token(self._dependencies.settings.root_token, namespace=self._namespace, run=self._name)
-
-
-def _engine_problem(service: InferenceService) -> str:
-    found = find_condition(service.status.conditions, ConditionType.ENGINE_READY)
-    return "" if found is None or found.status is ConditionStatus.TRUE else found.message

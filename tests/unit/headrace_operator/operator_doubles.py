@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headrace_api import names
-from headrace_client.engine import KEEP, EngineState, Keep
+from headrace_api.v1alpha1.inferenceservice import EngineKind
 from headrace_client.errors import (
     Conflict,
     EngineRefused,
@@ -24,12 +24,13 @@ from headrace_client.errors import (
 )
 from headrace_client.resources import resource_of
 from headrace_core.knobs.resolve import ConfigError, EngineConfig, reconfigure, resolve
-from headrace_core.knobs.table import KNOBS
 from headrace_operator.cluster.apply import Writer
 from headrace_operator.cluster.events import EventPoster
 from headrace_operator.dependencies import Dependencies
+from headrace_operator.engines.base import ConfigChange, RunningEngine
 from headrace_operator.protocols import WindowQuery
 from headrace_operator.rollout.analysis import WindowPending
+from headrace_operator.rollout.controller import RolloutController
 from headrace_operator.runtime.cache import run_service_key
 from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.service.controller import ServiceController
@@ -222,15 +223,13 @@ class FakeEngine:
     down: bool = False
     refuse: str = ""
 
-    def state(self) -> EngineState:
-        rows = tuple({"name": knob.name, "ceiling": self.config.ceilings.get(knob.name)} for knob in KNOBS)
-        return EngineState(
+    def state(self) -> RunningEngine:
+        return RunningEngine(
             generation=self.generation,
             revision=self.revision,
             config=self.config.values(),
-            knobs=rows,
+            ceilings=self.config.ceilings,
             device=self.device,
-            dtype="float32",
             pretend_gpu=self.pretend_gpu,
             started_at=self.started_at,
             slo=self.slo,
@@ -254,28 +253,29 @@ class Engines:
         self.by_address[address] = engine
         return engine
 
-    async def read(self, address: str, *, token: str) -> EngineState:
+    @property
+    def live(self) -> Engines:
+        return self
+
+    async def read(self, address: str, *, token: str) -> RunningEngine:
         self.reads += 1
         return self._up(address).state()
 
-    async def change(
-        self, address: str, *, token: str, knobs: Mapping[str, Any], revision: str, generation: int,
-        slo: Mapping[str, Any] | Keep | None = KEEP,
-    ) -> EngineState:  # fmt: skip
+    async def change(self, address: str, change: ConfigChange, *, token: str) -> RunningEngine:
         engine = self._up(address)
         if engine.refuse:
-            raise EngineRefused("HTTP 422", [KnobProblem(next(iter(knobs), "?"), engine.refuse)])
-        if engine.generation != generation:
+            raise EngineRefused("HTTP 422", [KnobProblem(next(iter(change.knobs), "?"), engine.refuse)])
+        if engine.generation != change.if_generation:
             raise StaleGeneration("HTTP 409")
         try:
-            engine.config = reconfigure(engine.config, knobs)
+            engine.config = reconfigure(engine.config, change.knobs)
         except ConfigError as error:
             raise EngineRefused(str(error), [KnobProblem(p.knob, p.message) for p in error.problems]) from None
-        self.patches.append((address, dict(knobs)))
-        if slo is not KEEP:
-            engine.slo = slo
+        self.patches.append((address, dict(change.knobs)))
+        if change.slo is not None:
+            engine.slo = change.slo.slo
         engine.generation += 1
-        engine.revision = revision
+        engine.revision = change.revision
         return engine.state()
 
     async def one_token(self, url: str, *, model: str) -> None:
@@ -320,13 +320,17 @@ class World:
     def restart_operator(self) -> None:
         """A new operator process: all memory is gone."""
         cluster, clock = self.cluster, self.clock
+        writer = Writer(cluster, cluster, clock=clock.monotonic)
+        engines = {EngineKind.HEADRACE: self.engines}
         self.dependencies = Dependencies(
             kube=cluster,
             cache=cluster,
-            engines=self.engines,
-            metrics=self.metrics,
+            engines=engines,
+            rollout=RolloutController(
+                cache=cluster, writer=writer, engines=engines, metrics=self.metrics, now=clock.now
+            ),
             settings=self.settings,
-            writer=Writer(cluster, cluster, clock=clock.monotonic),
+            writer=writer,
             events=EventPoster(cluster, clock.now),
             now=clock.now,
             clock=clock.monotonic,

@@ -16,7 +16,7 @@ from headrace_operator.service.objects import service_objects
 
 def objects(**spec: Any) -> tuple[dict[str, Any], ...]:
     subject = InferenceService.parse(service(**spec))
-    return service_objects(subject, effective_config(subject, None), images=IMAGES, token="t").objects
+    return service_objects(subject, effective_config(subject, None).wanted, images=IMAGES, token="t").objects
 
 
 def after(plan: ApplyPlan, observed: dict[Any, Any]) -> dict[Any, Any]:

@@ -43,7 +43,7 @@ def test_each_knob_has_a_value_a_source_and_a_class() -> None:
     )
     lines = {
         line.knob: line
-        for line in explain_config(subject, effective_config(subject, record), tuned=record, managed_fields=FIELDS)
+        for line in explain_config(subject, effective_config(subject, record), active=record, managed_fields=FIELDS)
     }
     assert (lines["seed"].value, lines["seed"].by, lines["seed"].since) == (3, "argo", "2026-02-01T00:00:00Z")
     assert (lines["decodeRatio"].by, lines["decodeRatio"].since) == ("TuningRun tune (Kept)", "2026-04-01T00:00:00Z")
