@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_doubles import IMAGES, service
+from operator_resources import IMAGES, service
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_operator.cluster.apply import HASH_ANNOTATION, ApplyPlan, difference, make_plan, ref_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_doubles import service
+from operator_resources import service
 
 from headrace_api import names
 from headrace_api.v1alpha1.inferenceservice import InferenceService

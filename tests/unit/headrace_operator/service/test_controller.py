@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from operator_doubles import FAULTS, NS, World, pod, service
+from operator_cluster import FAULTS
+from operator_resources import NS, pod, service
+from operator_world import World
 
 from headrace_api import names
 from headrace_api.engine_exit import EngineExit, ExitKind

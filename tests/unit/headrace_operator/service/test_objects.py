@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from operator_doubles import IMAGES
+from operator_resources import IMAGES
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.tuningrun import TuningRun
