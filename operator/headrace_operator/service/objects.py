@@ -11,6 +11,7 @@ from headrace_operator.cluster.hashing import template_revision
 from headrace_operator.cluster.owned import Owned
 from headrace_operator.engines.base import WantedConfig
 from headrace_operator.engines.registry import DEFINITIONS
+from headrace_operator.service.model_sources import model_source
 from headrace_operator.service.pod import EngineObjects, engine_template
 from headrace_operator.settings import Images
 
@@ -31,7 +32,7 @@ def service_objects(service: InferenceService, config: WantedConfig, *, images: 
     name, engine = service.metadata.name, DEFINITIONS[service.spec.engine.kind]
     labels = names.service_labels(name)
     objects = EngineObjects(config_map=names.engine_config_map(name), admin_secret=names.admin_secret(name))
-    template = engine_template(service, objects, images=images, labels=labels)
+    template = engine_template(service, model_source(service.spec.model), objects, images=images, labels=labels)
     revision = template_revision(template, engine.boot_values(config), token=token)
     template["metadata"]["labels"][names.REVISION_LABEL] = revision
     owned = Owned(service.metadata.namespace or "", labels, service.owner_reference())

@@ -14,7 +14,7 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService, ResourcesSp
 from headrace_operator.engines.base import EngineLaunch
 from headrace_operator.engines.registry import DEFINITIONS
 from headrace_operator.errors import SpecRefusedError
-from headrace_operator.service.model_sources import model_source
+from headrace_operator.service.model_sources import ModelSource
 from headrace_operator.settings import Images
 
 USER = 65532
@@ -31,11 +31,15 @@ class EngineObjects:
 
 
 def engine_template(
-    service: InferenceService, objects: EngineObjects, *, images: Images, labels: Mapping[str, str]
+    service: InferenceService,
+    source: ModelSource,
+    objects: EngineObjects,
+    *,
+    images: Images,
+    labels: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Pod template of the engine, without the revision label. Raises `SpecRefusedError`."""
+    """Pod template of the engine with a model, without the revision label. Raises `SpecRefusedError`."""
     spec, engine = service.spec, DEFINITIONS[service.spec.engine.kind]
-    source = model_source(spec.model)
     ours = engine.container(
         EngineLaunch(
             model=source.argument,

@@ -11,6 +11,7 @@ from headrace_api.v1alpha1.tuningrun import TuningRun
 from headrace_operator.cluster.owned import Owned
 from headrace_operator.engines.base import WantedConfig
 from headrace_operator.engines.registry import DEFINITIONS
+from headrace_operator.service.model_sources import model_source
 from headrace_operator.service.pod import EngineObjects, engine_template
 from headrace_operator.settings import Images
 
@@ -27,7 +28,7 @@ def trial_objects(
     selector = {names.TUNING_RUN_LABEL: name, names.TRACK_LABEL: names.TRACK_TRIAL}
     objects = EngineObjects(config_map=names.trial_name(name), admin_secret=names.trial_admin_secret(name))
     pod_labels = {**labels, names.REVISION_LABEL: revision}
-    template = engine_template(service, objects, images=images, labels=pod_labels)
+    template = engine_template(service, model_source(service.spec.model), objects, images=images, labels=pod_labels)
     slo = run.spec.slo or service.spec.slo
     trial = replace(config, slo=slo.for_engine() if slo else None)
     owned = Owned(run.metadata.namespace or "", labels, run.owner_reference())
