@@ -25,7 +25,6 @@ TUNING_RUN_LABEL = f"{GROUP}/tuning-run"
 REVISION_LABEL = f"{GROUP}/revision"
 
 TRACK_STABLE = "stable"
-TRACK_CANARY = "canary"
 TRACK_TRIAL = "trial"
 
 # Field managers of server-side apply.

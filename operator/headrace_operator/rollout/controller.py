@@ -58,6 +58,11 @@ class RolloutAdvance:
     status: RolloutStatus
     moved: bool = False
 
+    @property
+    def after(self) -> float | None:
+        """Seconds until the next step is due; None: it was the last."""
+        return None if self.status.phase.terminal else machine.POLL_SECONDS
+
 
 class RolloutController:
     """One per operator."""
