@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_doubles import IMAGES, service
+from operator_resources import IMAGES, service
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
-from headrace_operator.cluster.plan import HASH_ANNOTATION, ApplyPlan, difference, make_plan, ref_of
+from headrace_operator.cluster.apply import HASH_ANNOTATION, ApplyPlan, difference, make_plan, ref_of
 from headrace_operator.service.effective_config import effective_config
 from headrace_operator.service.objects import service_objects
 
 
 def objects(**spec: Any) -> tuple[dict[str, Any], ...]:
     subject = InferenceService.parse(service(**spec))
-    return service_objects(subject, effective_config(subject, None), images=IMAGES, token="t").objects
+    return service_objects(subject, effective_config(subject, None).wanted, images=IMAGES, token="t").objects
 
 
 def after(plan: ApplyPlan, observed: dict[Any, Any]) -> dict[Any, Any]:
@@ -45,17 +45,17 @@ SPECS = st.fixed_dictionaries(
 def test_after_a_plan_nothing_is_left_to_do(before: dict[str, Any], now: dict[str, Any]) -> None:
     observed = after(make_plan(objects(**before), {}), {})
     plan = make_plan(objects(**now), observed)
-    assert make_plan(objects(**now), after(plan, observed)).empty
+    assert not make_plan(objects(**now), after(plan, observed)).apply
     assert plan == make_plan(objects(**now), observed)
     if objects(**before) == objects(**now):
-        assert plan.empty
+        assert not plan.apply
 
 
 @given(SPECS)
 def test_what_nobody_asked_for_is_not_touched(spec: dict[str, Any]) -> None:
     observed = after(make_plan(objects(**spec), {}), {})
     stranger = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}}
-    assert make_plan(objects(**spec), {**observed, ref_of(stranger): stranger}).empty
+    assert not make_plan(objects(**spec), {**observed, ref_of(stranger): stranger}).apply
 
 
 def test_a_dropped_field_is_noticed_by_the_digest() -> None:
@@ -79,14 +79,14 @@ def test_another_owners_object_is_a_conflict() -> None:
         {"kind": "InferenceService", "name": "other", "uid": "other", "controller": True}
     ]
     plan = make_plan(objects(), observed)
-    assert plan.empty
+    assert not plan.apply
     assert "belongs to InferenceService other" in plan.conflicts[0]
 
 
 def test_an_object_that_is_being_deleted_is_left_until_it_is_gone() -> None:
     observed = after(make_plan(objects(), {}), {})
     observed["Service", "chat"]["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": {}}
-    assert make_plan(objects(), observed).empty
+    assert not make_plan(objects(), observed).apply
 
 
 def test_every_applied_object_carries_its_digest() -> None:
