@@ -4,13 +4,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from headrace_client.connection import Connection
+from headrace_client.connection import auto_connection
 from headrace_client.kube import Kube
 from headrace_client.transport import Retry
 
@@ -32,6 +38,7 @@ class Seen:
 class Double:
     """The fault-injecting server. `script` is used up from the front; a request beyond it is answered with 599."""
 
+    folder: Path
     script: list[Answer] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
@@ -86,12 +93,22 @@ class Double:
 
         return answer
 
-    def kube(self, *, token_file: Any = None, attempts: int = 5, url: str = "") -> Kube:
+    def kube(self, *, user: Any = None, attempts: int = 5, url: str = "") -> Kube:
+        """A client that signs in as the `user` of a kubeconfig says; paths are relative to `folder`."""
+
         async def sleep(seconds: float) -> None:
             self.delays.append(seconds)
             await asyncio.sleep(0)
 
-        connection = Connection(server=url or self.url, token_file=token_file)
+        config = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+            "clusters": [{"name": "c", "cluster": {"server": url or self.url}}],
+            "users": [{"name": "c", "user": user or {}}],
+        }
+        path = self.folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        connection = auto_connection(kubeconfig=path)
         return Kube(connection, retry=Retry(sleep=sleep, attempts=attempts))
 
 
@@ -100,11 +117,30 @@ def status_object(code: int, message: str, reason: str = "", causes: Any = ()) -
 
 
 @pytest.fixture
-async def double() -> AsyncIterator[Double]:
-    made = Double()
+async def double(tmp_path: Path) -> AsyncIterator[Double]:
+    made = Double(tmp_path)
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", made.handle)
     async with TestServer(app) as server:
         made.url = str(server.make_url("")).rstrip("/")
         yield made
         made.release.set()
+
+
+@pytest.fixture
+def pair() -> tuple[str, str]:
+    """A client certificate and its key, in PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "someone")])
+    begin = datetime(2025, 1, 1, tzinfo=UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(days=36500))
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()

@@ -1,0 +1,40 @@
+"""The operator and the command line with a kubeconfig that signs in by a command."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import aiohttp
+import yaml
+from exec_plugin import administrator, with_command
+
+sys.path.insert(0, str(Path(__file__).parent))  # test folders are not packages
+
+from operator_harness import account_kubeconfig, command_line, grant, operator, service
+
+from headrace_client import resources as res
+from headrace_client.kube import Kube
+
+
+async def test_status_and_explain_sign_in_by_command(
+    kube: Kube, namespace: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    await kube.create(service(namespace))
+    path = with_command(kubeconfig, tmp_path, administrator(kubeconfig))
+    assert "chat" in await command_line(path, "status", "-n", namespace)
+    assert "maxNumSeqs" in await command_line(path, "explain", "chat", "-n", namespace)
+
+
+async def test_the_operator_signs_in_by_command(kube: Kube, namespace: str, kubeconfig: Path, tmp_path: Path) -> None:
+    await grant(kube, namespace)
+    with_token = await account_kubeconfig(kube, namespace, kubeconfig, tmp_path)
+    token = yaml.safe_load(with_token.read_text())["users"][0]["user"]["token"]
+    path = with_command(kubeconfig, tmp_path, {"token": token})
+    await kube.create(service(namespace))
+    async with operator(path, namespace, tmp_path) as running, asyncio.timeout(60):
+        async for event in kube.watch(res.DEPLOYMENTS, namespace):
+            if event.object["metadata"].get("name") == "chat":
+                break
+        async with aiohttp.ClientSession() as session, session.get(running.health) as answer:
+            assert answer.status == 200
+        assert [line for line in running.lines() if line["severity"] == "error"] == []
