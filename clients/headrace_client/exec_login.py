@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ class ExecLogin(ExecProvider):  # type: ignore[misc]
         try:
             output, told = await process.communicate()
         except asyncio.CancelledError:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
             raise
         if process.returncode:
             why = (told or b"").decode(errors="replace").strip()[-2000:]

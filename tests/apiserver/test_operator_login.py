@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 import yaml
 from exec_plugin import administrator, with_command
 
@@ -13,7 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # test folders are not packages
 from operator_harness import account_kubeconfig, command_line, grant, operator, service
 
 from headrace_client import resources as res
+from headrace_client.connection import auto_connection
 from headrace_client.kube import Kube
+from headrace_operator.runtime.login import log_in
 
 
 async def test_status_and_explain_sign_in_by_command(
@@ -38,3 +41,18 @@ async def test_the_operator_signs_in_by_command(kube: Kube, namespace: str, kube
         async with aiohttp.ClientSession() as session, session.get(running.health) as answer:
             assert answer.status == 200
         assert [line for line in running.lines() if line["severity"] == "error"] == []
+
+
+async def test_kopfs_session_checks_the_name_that_the_kubeconfig_gives(kubeconfig: Path, tmp_path: Path) -> None:
+    document = yaml.safe_load(kubeconfig.read_text())
+    for name, right in (("kubernetes.default.svc", True), ("wrong.example", False)):
+        document["clusters"][0]["cluster"]["tls-server-name"] = name
+        (tmp_path / "config").write_text(yaml.safe_dump(document))
+        login = await log_in(auto_connection(kubeconfig=tmp_path / "config"))
+        async with login.aiohttp_session as session:
+            if right:
+                async with session.get(f"{login.server}/readyz") as response:
+                    assert await response.text() == "ok"
+            else:
+                with pytest.raises(aiohttp.ClientConnectorCertificateError, match=r"wrong\.example"):
+                    await session.get(f"{login.server}/readyz")

@@ -37,6 +37,7 @@ def session_of(connection: Connection, first: Credentials) -> aiohttp.ClientSess
             credentials.reload(tls)
             loaded = credentials.tls
         request.headers.update(credentials.headers())
+        request.server_hostname = credentials.configuration.tls_server_name
         response = await handler(request)
         if response.status == 401:
             await connection.refused(credentials)

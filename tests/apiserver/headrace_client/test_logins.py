@@ -5,12 +5,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 from exec_plugin import administrator, with_command
 
 from headrace_client import resources as res
 from headrace_client.connection import auto_connection
-from headrace_client.errors import Forbidden
+from headrace_client.errors import Forbidden, Unavailable
 from headrace_client.kube import Kube
+from headrace_client.transport import Retry
 
 
 async def token_of(kube: Kube, namespace: str) -> str:
@@ -57,3 +59,17 @@ async def test_a_new_certificate_needs_no_restart(kube: Kube, namespace: str, ku
         assert await client.raw("GET", "/readyz") == "ok"
         assert await client.list(res.NODES) == []
     assert (tmp_path / "runs").read_text() == ".."
+
+
+async def test_the_name_in_the_servers_certificate_may_be_another(kubeconfig: Path, tmp_path: Path) -> None:
+    document = yaml.safe_load(kubeconfig.read_text())
+    cluster = document["clusters"][0]["cluster"]
+    for name, right in (("kubernetes.default.svc", True), ("wrong.example", False)):
+        cluster["tls-server-name"] = name
+        (tmp_path / "config").write_text(yaml.safe_dump(document))
+        async with Kube(auto_connection(kubeconfig=tmp_path / "config"), retry=Retry(attempts=1)) as client:
+            if right:
+                assert await client.raw("GET", "/readyz") == "ok"
+            else:
+                with pytest.raises(Unavailable, match=r"certificate is not valid for 'wrong\.example'"):
+                    await client.raw("GET", "/readyz")

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import pytest
 import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `kubeconfigs`: test folders are not packages
 
 from headrace_client.connection import auto_connection
 from headrace_client.kube import Kube
@@ -125,22 +124,3 @@ async def double(tmp_path: Path) -> AsyncIterator[Double]:
         made.url = str(server.make_url("")).rstrip("/")
         yield made
         made.release.set()
-
-
-@pytest.fixture
-def pair() -> tuple[str, str]:
-    """A client certificate and its key, in PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "someone")])
-    begin = datetime(2025, 1, 1, tzinfo=UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(begin + timedelta(days=36500))
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()

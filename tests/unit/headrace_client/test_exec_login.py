@@ -1,6 +1,8 @@
 """Logins by a command: what EKS, GKE and AKS write into a kubeconfig."""
 
+import asyncio
 import json
+import os
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -104,8 +106,8 @@ async def test_a_token_without_an_expiry_is_good_until_it_is_refused(double: Any
     assert len(plugin.runs()) == 2
 
 
-async def test_a_client_certificate_is_used_until_it_expires(plugin: Plugin, pair: tuple[str, str]) -> None:
-    certificate, key = pair
+async def test_a_client_certificate_is_used_until_it_expires(plugin: Plugin) -> None:
+    certificate, key = "a certificate", "a key"
     clock = [START]
     status = {"clientCertificateData": certificate, "clientKeyData": key, "expirationTimestamp": "2026-01-01T01:00:00Z"}
     plugin.answers(status)
@@ -114,7 +116,6 @@ async def test_a_client_certificate_is_used_until_it_expires(plugin: Plugin, pai
     assert first.headers() == {}
     assert Path(first.configuration.cert_file).read_text() == certificate
     assert Path(first.configuration.key_file).read_text() == key
-    first.ssl_context()
     plugin.answers({**status, "clientCertificateData": certificate + "\n"})
     clock[0] += timedelta(hours=1)
     assert (await found.credentials()).tls != first.tls
@@ -182,3 +183,17 @@ async def test_a_command_that_is_not_installed_comes_with_its_hint(plugin: Plugi
     found = plugin.connection(command="no-such-login", installHint="Install it from example.org")
     with pytest.raises(KubeconfigError, match=r"cannot be started: No such file(.|\n)*Install it from example.org"):
         await found.credentials()
+
+
+async def test_a_command_ends_with_whoever_waits_for_it(plugin: Plugin) -> None:
+    started = plugin.folder / "pid"
+    script = f"echo $$ > {started}.new; mv {started}.new {started}; exec sleep 60"
+    found = plugin.connection(command="/bin/sh", args=["-c", script])
+    waiting = asyncio.create_task(found.credentials())
+    while not started.exists():
+        await asyncio.sleep(0.005)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
