@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
@@ -56,3 +57,13 @@ async def test_kopfs_session_checks_the_name_that_the_kubeconfig_gives(kubeconfi
             else:
                 with pytest.raises(aiohttp.ClientConnectorCertificateError, match=r"wrong\.example"):
                     await session.get(f"{login.server}/readyz")
+
+
+async def test_kopfs_session_shows_the_newest_certificate(kubeconfig: Path, tmp_path: Path) -> None:
+    clock = [datetime(2026, 1, 1, tzinfo=UTC)]
+    path = with_command(kubeconfig, tmp_path, {"token": "old", "expirationTimestamp": "2026-01-01T01:00:00Z"})
+    login = await log_in(auto_connection(kubeconfig=path, clock=lambda: clock[0]))
+    with_command(kubeconfig, tmp_path, administrator(kubeconfig))
+    clock[0] += timedelta(hours=1)
+    async with login.aiohttp_session as session, session.get(f"{login.server}{res.NODES.path()}") as response:
+        assert response.status == 200

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import kopf
 
 from headrace_client.connection import Connection, Credentials
+from headrace_client.errors import KubeconfigError
 
 _FOREVER = timedelta(days=365)  # the session renews itself; Kopf logs in again only after a 401
 
@@ -31,16 +34,18 @@ def session_of(connection: Connection, first: Credentials) -> aiohttp.ClientSess
         request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
         nonlocal loaded
-        credentials = await connection.credentials()
-        if credentials.tls != loaded:
-            # Connections that are open keep the old certificate: a 401 on one makes Kopf ask for a new session.
-            credentials.reload(tls)
-            loaded = credentials.tls
+        with _as_lost_connection():
+            credentials = await connection.credentials()
+            if credentials.tls != loaded:
+                # Connections that are open keep the old certificate: a 401 on one makes Kopf ask for a new session.
+                credentials.reload(tls)
+                loaded = credentials.tls
         request.headers.update(credentials.headers())
         request.server_hostname = credentials.configuration.tls_server_name
         response = await handler(request)
         if response.status == 401:
-            await connection.refused(credentials)
+            with _as_lost_connection():
+                await connection.refused(credentials)
         return response
 
     configuration = first.configuration
@@ -50,3 +55,12 @@ def session_of(connection: Connection, first: Credentials) -> aiohttp.ClientSess
         proxy=configuration.proxy,
         **configuration.client_session_kwargs,
     )
+
+
+@contextmanager
+def _as_lost_connection() -> Iterator[None]:
+    """A login that fails for the moment is, for Kopf, like a server out of reach: it tries again and does not end."""
+    try:
+        yield
+    except KubeconfigError as error:
+        raise aiohttp.ClientConnectionError(str(error)) from error
