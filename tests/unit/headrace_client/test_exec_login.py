@@ -23,7 +23,7 @@ here = pathlib.Path(__file__).parent
 with (here / "runs").open("a") as runs:
     info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
     print(json.dumps([sys.argv[1:], os.environ.get("FLAVOUR"), info]), file=runs)
-sys.stderr.write("x" * 200_000 if os.environ.get("FLAVOUR") == "chatty" else "")
+sys.stderr.write("x" * 1_000_000 if os.environ.get("FLAVOUR") == "chatty" else "")
 print((here / "answer").read_text())
 """
 
