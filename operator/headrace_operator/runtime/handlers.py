@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kopf
@@ -33,7 +32,7 @@ from headrace_operator.runtime.cache import (
     run_service_key,
     slim,
 )
-from headrace_operator.runtime.login import session_of
+from headrace_operator.runtime.login import log_in
 from headrace_operator.runtime.worker import WorkerPool
 
 LOG = logging.getLogger(__name__)
@@ -81,12 +80,7 @@ def _selector(resource: ApiResource) -> tuple[str, str]:
 def _login(registry: kopf.OperatorRegistry, connection: Connection) -> None:
     @kopf.on.login(registry=registry, id="connection", errors=kopf.ErrorsMode.PERMANENT)
     async def login(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(
-            server=connection.server,
-            aiohttp_session=session_of(connection),
-            default_namespace=connection.namespace,
-            expiration=datetime.now(UTC) + timedelta(days=365),  # noqa: TID251  (the session renews itself)
-        )
+        return await log_in(connection)
 
 
 def _lifecycle(registry: kopf.OperatorRegistry, start: Start) -> None:
