@@ -13,9 +13,9 @@ import torch
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_engine import device as devices
+from headrace_engine.attention.kv_cache import make_pool
 from headrace_engine.engine import load
 from headrace_engine.loop.runner import ModelRunner
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.weights import find_source
 
 CONTEXT = 128  # tokens that each decoding sequence has behind it

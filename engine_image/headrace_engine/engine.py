@@ -15,6 +15,7 @@ from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.trace.record import RecordingScheduler
 from headrace_engine import device as devices
+from headrace_engine.attention.kv_cache import KvPool, LayerShape, block_bytes, make_pool
 from headrace_engine.errors import SettingsError
 from headrace_engine.loop.calls import ObservedLoop
 from headrace_engine.loop.engine_loop import EngineLoop
@@ -24,7 +25,6 @@ from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_engine.model import peaks
 from headrace_engine.model.generation import OPENAIS, SuggestedSampling
-from headrace_engine.model.kv_cache import KvPool, LayerShape, block_bytes, make_pool
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.rope import check_rope_length, pin_rope
 from headrace_engine.model.shape import model_shape

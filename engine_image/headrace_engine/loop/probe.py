@@ -17,11 +17,11 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from headrace_core.scheduler.events import ScheduledSeq
+from headrace_engine.attention.kv_cache import LayerShape, make_pool
+from headrace_engine.attention.sdpa import IMPLEMENTATION
 from headrace_engine.device import dtype_name
 from headrace_engine.errors import ModelError
 from headrace_engine.loop.runner import ModelRunner
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.kv_cache import LayerShape, make_pool
 from headrace_engine.model.loading import LoadedModel
 
 OBSERVED = "headrace_observed"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from headrace_core.scheduler.events import ScheduledSeq, StepPlan, StepResult
-from headrace_engine.model.attention_step import SequenceRows, make_step
-from headrace_engine.model.kv_cache import KvPool, copy_blocks
+from headrace_engine.attention.kv_cache import KvPool, copy_blocks
+from headrace_engine.attention.tiles import SequenceRows, make_step
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.outputs import RequestProblem, TokenScore
 from headrace_engine.sampling.logprobs import score_rows

@@ -24,9 +24,9 @@ from headrace_core.scheduler.events import (
     StepResult,
 )
 from headrace_core.scheduler.scheduler import Scheduler
+from headrace_engine.attention.kv_cache import KvPool
 from headrace_engine.errors import SettingsError
 from headrace_engine.loop.runner import ModelRunner
-from headrace_engine.model.kv_cache import KvPool
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.sampling.params import SamplingParams
 

@@ -17,13 +17,13 @@ from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler.events import Finished, Request, Token
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine import device as devices
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import IMPLEMENTATION
 from headrace_engine.loop.engine_loop import EngineLoop
 from headrace_engine.loop.live_request import Submission
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.outputs import Done, Event
 from headrace_engine.sampling.params import SamplingParams

@@ -132,7 +132,7 @@ async def test_failures_that_others_survive_do_not_end_the_thread(
 
 @pytest.fixture
 def runner(tiny: Any) -> ModelRunner:
-    from headrace_engine.model.kv_cache import make_pool
+    from headrace_engine.attention.kv_cache import make_pool
 
     model = tiny("llama")
     return ModelRunner(

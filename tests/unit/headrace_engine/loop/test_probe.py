@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
+from headrace_engine.attention.sdpa import IMPLEMENTATION
 from headrace_engine.errors import ModelError
 from headrace_engine.loop.probe import probe
-from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.checks import refuse_unsupported
 from headrace_engine.model.loading import LoadedModel, wrap_model
 
@@ -56,7 +56,7 @@ def test_refuses_wrong_attention(dtype: torch.dtype, tokenizer: Any, monkeypatch
     def doubled(*given: Any, scale: float, **more: Any) -> torch.Tensor:
         return real(*given, scale=scale * 2, **more)
 
-    monkeypatch.setattr("headrace_engine.model.attention.scaled_dot_product_attention", doubled)
+    monkeypatch.setattr("headrace_engine.attention.sdpa.scaled_dot_product_attention", doubled)
     with pytest.raises(ModelError, match="LlamaForCausalLM computes something else"):
         probe(model)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from headrace_core.scheduler.events import ScheduledSeq, StepPlan
+from headrace_engine.attention.kv_cache import LayerShape, copy_blocks, make_pool
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import CopyError, ModelRunner
-from headrace_engine.model.kv_cache import LayerShape, copy_blocks, make_pool
 from headrace_engine.outputs import RequestProblem
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
 from headrace_engine.sampling.params import SamplingParams

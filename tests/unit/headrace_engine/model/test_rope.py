@@ -9,12 +9,12 @@ import torch
 import transformers
 
 from headrace_core.knobs.resolve import resolve
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import IMPLEMENTATION
+from headrace_engine.attention.tiles import SequenceRows, make_step
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import ModelError, SettingsError
 from headrace_engine.loop.probe import probe
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.attention_step import SequenceRows, make_step
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.model.rope import check_rope_length, pin_rope
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from headrace_core.scheduler.events import Request, ScheduledSeq, Started
+from headrace_engine.attention.kv_cache import make_pool
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.demo import ensure_demo_model
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.weights import find_source
 from headrace_engine.sampling.params import SamplingParams

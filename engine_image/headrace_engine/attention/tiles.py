@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headrace_engine.model.kv_cache import GARBAGE_BLOCK, KvPool
+from headrace_engine.attention.kv_cache import GARBAGE_BLOCK, KvPool
 
 TILE = 512  # queries attended at once: bounds the mask to TILE x context
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 import transformers
 
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import IMPLEMENTATION
+from headrace_engine.attention.tiles import SequenceRows, make_step
 from headrace_engine.loop.probe import probe
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.attention_step import SequenceRows, make_step
 from headrace_engine.model.checks import refuse_unsupported
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 
 FP32_BOUND = 2e-5

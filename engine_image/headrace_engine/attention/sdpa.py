@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from headrace_engine.model.attention_step import (
+from headrace_engine.attention.tiles import (
     AttentionStep,
     ChunkRows,
     DecodeGroup,

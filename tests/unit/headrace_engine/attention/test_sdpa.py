@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_engine.model import attention, attention_step
-from headrace_engine.model.attention import paged_attention
-from headrace_engine.model.attention_step import SequenceRows, make_step
-from headrace_engine.model.kv_cache import KvPool, LayerShape, make_pool
+from headrace_engine.attention import sdpa, tiles
+from headrace_engine.attention.kv_cache import KvPool, LayerShape, make_pool
+from headrace_engine.attention.sdpa import paged_attention
+from headrace_engine.attention.tiles import SequenceRows, make_step
 
 LAYER = types.SimpleNamespace(layer_idx=0)
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 16, 4
@@ -87,8 +87,8 @@ SPLITS = ([61], [1] * 61, [3, 1, 1, 20, 7, 1, 28], [8, 53], [60, 1])
 @pytest.mark.parametrize("tile", [512, 5])
 @pytest.mark.parametrize("rules", RULES)
 def test_equals_the_book(rules: str, tile: int, counts: list[int], *, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_step, "TILE", tile)
-    monkeypatch.setattr(attention, "SCORES_TILE", 3)
+    monkeypatch.setattr(tiles, "TILE", tile)
+    monkeypatch.setattr(sdpa, "SCORES_TILE", 3)
     given = RULES[rules]
     qkv = values(61)
     found = run(qkv, counts, **{NAMES[name]: value for name, value in given.items()})
@@ -172,7 +172,7 @@ def test_masks_are_one_band_of_a_tile_and_none_for_a_prompt_from_its_start() -> 
     band = step.layout(None, torch.float32).band
     assert band is not None
     # Rows of a tile, and the most keys that a tile has behind it: nothing of 3000 x 3000.
-    assert band.shape == (attention_step.TILE, 3 * attention_step.TILE + attention_step.TILE)
+    assert band.shape == (tiles.TILE, 3 * tiles.TILE + tiles.TILE)
     alone = make_step([SequenceRows(0, 2000, first)], pool)
     with torch.inference_mode():
         paged_attention(LAYER, q[:, :, :2000], k[:, :, :2000], v[:, :, :2000], None, headrace_step=alone)
