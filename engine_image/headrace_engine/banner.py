@@ -25,6 +25,7 @@ def startup(engine: Engine, settings: ServerSettings) -> Panel:
     rows = {
         "model": f"{settings.served_name}  ({model.architecture}, {model.num_parameters / 1e6:,.0f} M parameters)",
         "device": f"{where}, {devices.dtype_name(model.dtype)}, {settings.threads} threads",
+        "attention": engine.runner.backend.name,
         "context": f"{engine.max_model_len:,} tokens a request, {cached:,} in the KV cache",
         "sampling": _sampling(engine),
         "knobs": _words({name: value for name, value in config.hot_values().items() if value is not None}),

@@ -1,7 +1,7 @@
-"""How the attention sees a step: which rows are decodes and which are chunks, the blocks to gather, the masks.
+"""How the SDPA backend cuts a step: which rows are decodes and which are chunks, the blocks to gather, the masks.
 
-Layers share it: a layout is made once per step and sliding window. Only blocks that hold a key some row of a sequence
-can see are gathered, so a window bounds what a long context costs; no mask spans two sequences.
+A layout is made once per step and sliding window. Only blocks that hold a key some row of a sequence can see are
+gathered, so a window bounds what a long context costs; no mask spans two sequences.
 """
 
 from __future__ import annotations
@@ -11,26 +11,34 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headrace_engine.attention.kv_cache import GARBAGE_BLOCK, KvPool
+from headrace_engine.attention.base import AttentionStep, RowSpan
 
 TILE = 512  # queries attended at once: bounds the mask to TILE x context
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceRows:
-    """One sequence's rows in a step: `rows` tokens from position `start`, in the blocks of `table`."""
+class GatheredBlocks:
+    """Blocks `[n]` to read, in order, and the same as (block, head) pages by the number of KV heads."""
 
-    start: int
-    rows: int
-    table: tuple[int, ...]
+    blocks: torch.Tensor
+    by_heads: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def pages(self, kv_heads: int) -> torch.Tensor:
+        """Rows of a pool seen as `[blocks * kv_heads, ...]`, head by head: `[kv_heads * n]`."""
+        found = self.by_heads.get(kv_heads)
+        if found is None:
+            heads = torch.arange(kv_heads, dtype=self.blocks.dtype, device=self.blocks.device)[:, None]
+            found = self.by_heads[kv_heads] = (self.blocks * kv_heads + heads).flatten()
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one row each and contexts of like length. `blocks` is flat, padded with block 0 to one width."""
+    """Sequences with one row each and contexts of like length. Blocks are padded with block 0 to one width."""
 
-    rows: torch.Tensor
-    blocks: torch.Tensor
+    members: int
+    rows: torch.Tensor | slice  # of the step
+    blocks: GatheredBlocks
     mask: torch.Tensor  # additive, [1, members, 1, keys]
 
 
@@ -54,7 +62,7 @@ class ChunkRows:
 
     lo: int
     hi: int
-    blocks: torch.Tensor | None
+    blocks: GatheredBlocks | None
     tiles: tuple[Tile, ...]
     is_square: bool  # every query sees exactly the rows up to its own
 
@@ -80,111 +88,72 @@ class Layout:
         return self.band[:rows, middle - tile.back : middle + rows]
 
 
-@dataclass(slots=True)
-class AttentionStep:
-    """All that the attention function needs of a step. Layouts and page indices are made once per step."""
-
-    pool: KvPool
-    slot_blocks: torch.Tensor
-    slot_offsets: torch.Tensor
-    positions: torch.Tensor
-    decodes: tuple[tuple[int, SequenceRows], ...]  # first row of the step, span
-    prefills: tuple[tuple[int, SequenceRows], ...]
-    layouts: dict[int | None, Layout] = field(default_factory=dict)
-    pages: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-
-    def layout(self, window: int | None, dtype: torch.dtype) -> Layout:
-        """The step for layers with this window; `dtype` is that of the queries."""
-        found = self.layouts.get(window)
-        if found is None:
-            groups = _decode_groups(self.decodes, self.pool, window=window, dtype=dtype)
-            chunks = tuple(_chunk(span, row, self.pool, window=window) for row, span in self.prefills)
-            found = self.layouts[window] = Layout(groups, chunks, window)
-        return found
+def make_layout(step: AttentionStep, window: int | None, dtype: torch.dtype) -> Layout:
+    """The step for layers with this window; `dtype` is that of the queries."""
+    by_size: dict[int, list[int]] = {}
+    chunks = []
+    for at, span in enumerate(step.spans):
+        if span.rows > 1:
+            chunks.append(_chunk(step, at, window))
+        elif span.rows == 1:
+            low, high = _needed_blocks(span, step.block_size, window)
+            # Equal bit lengths differ by less than 2x, which bounds what padding costs.
+            by_size.setdefault((high - low).bit_length(), []).append(at)
+    groups = tuple(_decode_group(step, members, window=window, dtype=dtype) for members in by_size.values())
+    return Layout(groups, tuple(chunks), window)
 
 
-def make_step(spans: Sequence[SequenceRows], pool: KvPool) -> AttentionStep:
-    """Lay out a step whose rows are `spans` one after another."""
-    blocks: list[int] = []
-    positions: list[int] = []
-    decodes: list[tuple[int, SequenceRows]] = []
-    prefills: list[tuple[int, SequenceRows]] = []
-    row = 0
-    for span in spans:
-        steps = range(span.start, span.start + span.rows)
-        positions.extend(steps)
-        blocks.extend(span.table[position // pool.block_size] for position in steps)
-        (decodes if span.rows == 1 else prefills).append((row, span))
-        row += span.rows
-    where = _indices(positions, pool)
-    return AttentionStep(
-        pool=pool,
-        slot_blocks=_indices(blocks, pool),
-        slot_offsets=where % pool.block_size,
-        positions=where,
-        decodes=tuple(decodes),
-        prefills=tuple(prefills),
-    )
-
-
-def _chunk(span: SequenceRows, row: int, pool: KvPool, *, window: int | None) -> ChunkRows:
-    low, high = _needed_blocks(span, pool, window)
-    origin = 0 if span.start == 0 else low * pool.block_size  # position of the first key
+def _chunk(step: AttentionStep, at: int, window: int | None) -> ChunkRows:
+    span = step.spans[at]
+    low, high = _needed_blocks(span, step.block_size, window)
+    origin = 0 if span.start == 0 else low * step.block_size  # position of the first key
     tiles = []
-    for at in range(0, span.rows, TILE):
-        rows = min(TILE, span.rows - at)
-        start = span.start + at
+    for done in range(0, span.rows, TILE):
+        rows = min(TILE, span.rows - done)
+        row, start = span.first + done, span.start + done
         first = origin if window is None else max(origin, start - window + 1)
-        tiles.append(Tile(row + at, row + at + rows, first - origin, start + rows - origin, start - first))
+        tiles.append(Tile(row, row + rows, first - origin, start + rows - origin, start - first))
     return ChunkRows(
-        lo=row,
-        hi=row + span.rows,
-        blocks=None if span.start == 0 else _indices(span.table[low:high], pool),
+        lo=span.first,
+        hi=span.first + span.rows,
+        blocks=None if span.start == 0 else GatheredBlocks(step.block_tables[at, low:high]),
         tiles=tuple(tiles),
         is_square=span.start == 0 and (window is None or span.rows <= window),
     )
 
 
-def _decode_groups(
-    decodes: Sequence[tuple[int, SequenceRows]], pool: KvPool, *, window: int | None, dtype: torch.dtype
-) -> tuple[DecodeGroup, ...]:
-    by_size: dict[int, list[tuple[int, SequenceRows]]] = {}
-    for row, span in decodes:
-        low, high = _needed_blocks(span, pool, window)
-        # Equal bit lengths differ by less than 2x, which bounds what padding costs.
-        by_size.setdefault((high - low).bit_length(), []).append((row, span))
-    return tuple(_decode_group(members, pool, window=window, dtype=dtype) for members in by_size.values())
-
-
 def _decode_group(
-    members: Sequence[tuple[int, SequenceRows]], pool: KvPool, *, window: int | None, dtype: torch.dtype
+    step: AttentionStep, members: Sequence[int], *, window: int | None, dtype: torch.dtype
 ) -> DecodeGroup:
-    ranges = [_needed_blocks(span, pool, window) for _, span in members]
-    width = max(high - low for low, high in ranges)
-    blocks: list[int] = []
-    ends, begins = [], []
-    for (_, span), (low, high) in zip(members, ranges, strict=True):
-        blocks.extend(span.table[low:high])
-        blocks.extend([GARBAGE_BLOCK] * (width - (high - low)))
-        ends.append(span.start + 1 - low * pool.block_size)
-        begins.append(0 if window is None else ends[-1] - window)
-    at = torch.arange(width * pool.block_size, device=pool.device)
-    allowed = (at < _indices(ends, pool)[:, None]) & (at >= _indices(begins, pool)[:, None])
+    spans = [step.spans[at] for at in members]
+    needed = [_needed_blocks(span, step.block_size, window) for span in spans]
+    width = max(high - low for low, high in needed)
+    device = step.block_tables.device
+    ends = [span.keys - low * step.block_size for span, (low, _) in zip(spans, needed, strict=True)]
+    begins = [0 if window is None else end - window for end in ends]
+    rows = [span.first for span in spans]
+    lows = [low for low, _ in needed]
+    seqs, at_rows, first_blocks, until, since = torch.tensor(
+        [members, rows, lows, ends, begins], dtype=torch.int64, device=device
+    ).unsqueeze(-1)
+    columns = first_blocks + torch.arange(width, device=device)
+    # A narrower member reads on into its padding, and at the table's edge its last block again: the mask hides both.
+    blocks = step.block_tables[seqs, columns.clamp_(max=step.block_tables.shape[1] - 1)]
+    keys = torch.arange(width * step.block_size, device=device)
+    mask = _additive((keys < until) & (keys >= since), dtype)
+    together = rows[-1] - rows[0] == len(rows) - 1
     return DecodeGroup(
-        rows=_indices([row for row, _ in members], pool),
-        blocks=_indices(blocks, pool),
-        mask=_additive(allowed, dtype)[None, :, None],
+        members=len(members),
+        rows=slice(rows[0], rows[-1] + 1) if together else at_rows[:, 0],
+        blocks=GatheredBlocks(blocks.flatten()),
+        mask=mask[None, :, None],
     )
 
 
-def _needed_blocks(span: SequenceRows, pool: KvPool, window: int | None) -> tuple[int, int]:
+def _needed_blocks(span: RowSpan, block_size: int, window: int | None) -> tuple[int, int]:
     """The part of the block table that holds every key some row of the span sees."""
     first = 0 if window is None else max(0, span.start - window + 1)
-    return first // pool.block_size, -(-(span.start + span.rows) // pool.block_size)
-
-
-def _indices(values: Sequence[int], pool: KvPool) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.long, device=pool.device)
+    return first // block_size, -(-span.keys // block_size)
 
 
 def _band(rows: int, back: int, window: int | None, like: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from headrace_engine.attention.sdpa import IMPLEMENTATION
+from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.errors import ModelError
 from headrace_engine.model.checks import (
     reason_of,

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from headrace_engine.attention.sdpa import IMPLEMENTATION
+from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.errors import ModelError
 from headrace_engine.loop.probe import probe
 from headrace_engine.model.checks import refuse_unsupported

@@ -10,6 +10,7 @@ import torch
 
 from headrace_core.scheduler.events import ScheduledSeq, StepPlan
 from headrace_engine.attention.kv_cache import LayerShape, copy_blocks, make_pool
+from headrace_engine.attention.sdpa import SdpaBackend
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import CopyError, ModelRunner
 from headrace_engine.outputs import RequestProblem
@@ -25,7 +26,7 @@ PROMPT = tuple(random.Random(1).randrange(256) for _ in range(10))
 def runner(tiny: Any) -> ModelRunner:
     model = tiny("llama")
     pool = make_pool(probe(model), num_blocks=40, block_size=BLOCK, device=model.device, dtype=model.dtype)
-    return ModelRunner(model, pool)
+    return ModelRunner(model, pool, SdpaBackend())
 
 
 def seq(name: str, start: int, ids: Sequence[int], table: Sequence[int], **more: Any) -> ScheduledSeq:
