@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -39,19 +39,19 @@ def needs_of(
     )
 
 
-def pick(wanted: str, needs: AttentionNeeds, backends: Sequence[AttentionBackend] = BACKENDS) -> AttentionBackend:
+def pick(wanted: str, needs: AttentionNeeds) -> AttentionBackend:
     """The backend that `wanted` names, or for `auto` the first that lacks nothing. Raises `SettingsError`."""
-    able = [backend for backend in backends if not backend.abilities.lacks(needs)]
+    able = [backend for backend in BACKENDS if not backend.abilities.lacks(needs)]
     if wanted == AUTO:
         if able:
             return able[0]
-        lacking = "; ".join(f"{backend.name} lacks {_lacks(backend, needs)}" for backend in backends)
+        lacking = "; ".join(f"{backend.name} lacks {_lacks(backend, needs)}" for backend in BACKENDS)
         raise SettingsError(
             f"{KNOB.flag} {AUTO}: no backend can run this model as configured: {lacking}. Use another model or device"
         )
-    chosen = next((backend for backend in backends if backend.name == wanted), None)
+    chosen = next((backend for backend in BACKENDS if backend.name == wanted), None)
     if chosen is None:
-        known = ", ".join((AUTO, *(backend.name for backend in backends)))
+        known = ", ".join((AUTO, *(backend.name for backend in BACKENDS)))
         raise SettingsError(f"{KNOB.flag} {wanted}: there is no such backend; known are {known}")
     if chosen not in able:
         others = " or ".join((AUTO, *(backend.name for backend in able)))
