@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,9 @@ def make_step(sequences: Sequence[SequenceRows], pool: KvPool) -> AttentionStep:
     starts = [*(span.first for span in spans), len(positions)]
     # Two copies to the device; what follows are views.
     rows = torch.tensor([slots, positions], dtype=torch.int64, device=pool.device)
-    numbers = torch.tensor([*starts, *(span.keys for span in spans), *tables], dtype=torch.int32, device=pool.device)
+    # By way of an array, several times faster than from a list: tables grow with sequences and context.
+    raw = array("i", [*starts, *(span.keys for span in spans), *tables])
+    numbers = torch.frombuffer(raw, dtype=torch.int32).to(pool.device)
     count = len(spans)
     return AttentionStep(
         block_tables=numbers[2 * count + 1 :].view(count, width),

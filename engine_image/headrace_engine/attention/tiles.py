@@ -128,26 +128,39 @@ def _decode_group(
     spans = [step.spans[at] for at in members]
     needed = [_needed_blocks(span, step.block_size, window) for span in spans]
     width = max(high - low for low, high in needed)
-    device = step.block_tables.device
     ends = [span.keys - low * step.block_size for span, (low, _) in zip(spans, needed, strict=True)]
-    begins = [0 if window is None else end - window for end in ends]
+    keys = torch.arange(width * step.block_size, device=step.block_tables.device)
+    allowed = keys < _column(ends, step)
+    if window is not None:
+        allowed &= keys >= _column([end - window for end in ends], step)
     rows = [span.first for span in spans]
-    lows = [low for low, _ in needed]
-    seqs, at_rows, first_blocks, until, since = torch.tensor(
-        [members, rows, lows, ends, begins], dtype=torch.int64, device=device
-    ).unsqueeze(-1)
-    columns = first_blocks + torch.arange(width, device=device)
-    # A narrower member reads on into its padding, and at the table's edge its last block again: the mask hides both.
-    blocks = step.block_tables[seqs, columns.clamp_(max=step.block_tables.shape[1] - 1)]
-    keys = torch.arange(width * step.block_size, device=device)
-    mask = _additive((keys < until) & (keys >= since), dtype)
-    together = rows[-1] - rows[0] == len(rows) - 1
     return DecodeGroup(
         members=len(members),
-        rows=slice(rows[0], rows[-1] + 1) if together else at_rows[:, 0],
-        blocks=GatheredBlocks(blocks.flatten()),
-        mask=mask[None, :, None],
+        rows=_consecutive(rows) or _column(rows, step)[:, 0],
+        blocks=GatheredBlocks(_cut_tables(step, members, [low for low, _ in needed], width).flatten()),
+        mask=_additive(allowed, dtype)[None, :, None],
     )
+
+
+def _cut_tables(step: AttentionStep, members: Sequence[int], lows: Sequence[int], width: int) -> torch.Tensor:
+    """`[members, width]`: the blocks of each from `lows` on. The mask hides those beyond a member's keys."""
+    together = _consecutive(members)
+    tables = step.block_tables[_column(members, step)[:, 0] if together is None else together]
+    if not any(lows):
+        return tables[:, :width]
+    columns = _column(lows, step) + torch.arange(width, device=tables.device)
+    # At the table's edge a narrower member reads its last block again.
+    return tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
+
+
+def _consecutive(numbers: Sequence[int]) -> slice | None:
+    """Ascending `numbers` as a slice, where none is left out: no index to make, and no copy."""
+    first, end = numbers[0], numbers[-1] + 1
+    return slice(first, end) if end - first == len(numbers) else None
+
+
+def _column(numbers: Sequence[int], step: AttentionStep) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=step.block_tables.device)[:, None]
 
 
 def _needed_blocks(span: RowSpan, block_size: int, window: int | None) -> tuple[int, int]:
