@@ -70,8 +70,8 @@ def _admin(settings: ServerSettings) -> str:
 
 def step_times(result: dict[str, Any]) -> Table:
     """The calibration as a table, with what each row of it costs."""
-    about = f"{result['model']}, {result['device_name']}, {result['dtype']}, {result['threads']} threads"
-    table = Table(title=f"Step times: {about}")
+    where = f"{result['device_name']}, {result['dtype']}, {result['threads']} threads"
+    table = Table(title=f"Step times: {result['model']}, {where}, {result['attention_backend']} attention")
     for name in ("step", "milliseconds", "tokens/s"):
         table.add_column(name, justify="right" if name != "step" else "left")
     for kind in ("decode", "prefill"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 
@@ -72,8 +72,8 @@ class PreparedStep(Protocol):
 class AttentionBackend(ABC):
     """A kernel behind the attention of every layer. Keeps nothing between steps that would change a result."""
 
-    name: ClassVar[str]  # as the knob attention_backend spells it
-    abilities: ClassVar[BackendAbilities]
+    name: str  # as the knob attention_backend spells it
+    abilities: BackendAbilities
 
     @abstractmethod
     def prepare(self, step: AttentionStep, pool: KvPool) -> PreparedStep:

@@ -29,12 +29,11 @@ from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.loading import LoadedModel
 
 OBSERVED = "headrace_observed"
-BLOCK = 4  # tokens in a block; a backend that has no blocks so small gets larger ones and longer texts
+BLOCK = 4  # tokens in a block, where the backend has blocks so small
 LENGTHS = (11, 7)
 TABLES = ((5, 1, 3), (2, 6))
 # Request, first position, end: chunks without and with history beside decodes, and two decodes alone.
 STEPS = (((0, 0, 6), (1, 0, 3)), ((1, 3, 4), (0, 6, 10)), ((1, 4, 5), (0, 10, 11)), ((1, 5, 7),))
-LARGEST_BLOCK = 1024
 # Root mean square, relative to the spread of the reference logits. Seen where attention is right: 5e-7, 2e-3, 2e-2.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 # Positions of queries and distances of keys at which a mask is asked.
@@ -69,7 +68,7 @@ def probe(
     needs = needs_of(
         calls.shapes, device=model.device, dtype=model.dtype, kv_dtype=stored, block_size=block_size
     )  # fmt: skip
-    error = _error(model, calls.shapes, stored, backend=pick(backend, needs))
+    error = _error(model, calls.shapes, stored, backend=pick(backend, needs), block_size=block_size)
     allowed = max(TOLERANCE[model.dtype], TOLERANCE[stored])
     if not error <= allowed:
         raise ModelError(
@@ -174,13 +173,16 @@ def _says(mask: MaskFunction, window: int | None) -> bool:
 
 
 def _error(
-    model: LoadedModel, shapes: dict[int, LayerShape], stored: torch.dtype, *, backend: AttentionBackend
-) -> float:
+    model: LoadedModel, shapes: dict[int, LayerShape], stored: torch.dtype, *, backend: AttentionBackend,
+    block_size: int,
+) -> float:  # fmt: skip
     """Of logits of two requests, chunked and interleaved on our attention, against eager; relative to their spread.
 
-    The median over rows: with experts, one row's near tie may fall to either side.
+    The median over rows: with experts, one row's near tie may fall to either side. In the smallest blocks that the
+    backend has, up to `block_size`: several to a short text.
     """
-    block = next(size for size in range(BLOCK, LARGEST_BLOCK + 1) if size in backend.abilities.block_sizes)
+    sizes = (size for size in range(BLOCK, block_size) if size in backend.abilities.block_sizes)
+    block = next(sizes, max(BLOCK, block_size))
     # Longer by two blocks' difference, the texts still begin, cross and end blocks as they do in blocks of 4.
     more = 2 * (block - BLOCK)
     steps = [[(request, start and start + more, end + more) for request, start, end in step] for step in STEPS]

@@ -78,8 +78,8 @@ class LoopBackend(AttentionBackend):
     """`less`: what it cannot do. `seen` are the layers of its calls."""
 
     def __init__(self, name: str = "loops", **less: Any) -> None:
-        self.name = name  # type: ignore[misc]
-        self.abilities = abilities(**less)  # type: ignore[misc]
+        self.name = name
+        self.abilities = abilities(**less)
         self.seen: list[AttentionLayer] = []
 
     def prepare(self, step: AttentionStep, pool: KvPool) -> LoopStep:

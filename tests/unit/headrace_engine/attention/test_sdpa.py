@@ -123,11 +123,19 @@ def test_a_narrower_pool_rounds_the_same_wherever_a_chunk_begins() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 9, 13, 500])
-def test_neighbours_change_nothing(window: int | None) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ((0, 9), (17, 1), (30, 1), (130, 1), (5, 12), (131, 40)),
+        ((17, 1), (0, 9), (18, 1), (30, 1), (5, 12), (29, 1), (131, 1), (131, 40), (127, 1)),
+        ((20, 1), (31, 1), (26, 1), (125, 1)),
+    ],
+    ids=["decodes-apart", "decodes-among-chunks", "decodes-alone"],
+)
+def test_neighbours_change_nothing(shape: tuple[tuple[int, int], ...], window: int | None) -> None:
     """Decodes and chunks of several requests in one step, against each alone, over the same pool."""
-    shape = ((0, 9), (17, 1), (30, 1), (130, 1), (5, 12), (131, 40))
     own = tables(*(start + rows for start, rows in shape))
-    pool = pool_of(200)
+    pool = pool_of(300)
     for part in (pool.keys[0], pool.values[0]):
         part.normal_(generator=torch.Generator().manual_seed(2))
     qkv = values(sum(rows for _, rows in shape))
