@@ -194,7 +194,7 @@ def _run_server(settings: ServerSettings) -> None:
             errors.print(banner.first_request(settings), markup=False, soft_wrap=True)
         about = {
             "model": settings.served_name, "dtype": str(engine.model.dtype), "device": str(engine.model.device),
-            "sampling": engine.sampling.differences,
+            "attention_backend": engine.runner.backend.name, "sampling": engine.sampling.differences,
         }  # fmt: skip
         log.info(
             "ready", extra=about | {"host": settings.host, "port": settings.port, "admin_port": settings.admin_port}

@@ -155,6 +155,7 @@ def _describe(engine: Engine) -> dict[str, Any]:
         ],
         "device": engine.model.device.type,
         "dtype": devices.dtype_name(engine.model.dtype),
+        "attention_backend": engine.runner.backend.name,
         "pretend_gpu": devices.pretends_gpu(),
         "started_at": engine.started_at,
         "slo": None if state.slo is None else state.slo.to_dict(),

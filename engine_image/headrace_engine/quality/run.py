@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from headrace_engine import device as devices
+from headrace_engine.attention.kv_cache import LayerShape
 from headrace_engine.engine import load
-from headrace_engine.model.kv_cache import LayerShape
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.model.weights import find_source
 from headrace_engine.quality import sides

@@ -17,13 +17,14 @@ from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler.events import Finished, Request, Token
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine import device as devices
+from headrace_engine.attention.interface import IMPLEMENTATION
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import SdpaBackend
 from headrace_engine.loop.engine_loop import EngineLoop
 from headrace_engine.loop.live_request import Submission
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.outputs import Done, Event
 from headrace_engine.sampling.params import SamplingParams
@@ -102,7 +103,7 @@ def make_engine(model: LoadedModel, *, num_blocks: int = 400, block_size: int = 
     room = min(model.max_position, (num_blocks - 1) * block_size)
     scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=room)
     scheduler.expect([1] * 8, 0.0)  # admission foresees less output than comes, so that a small pool preempts
-    return scheduler, ModelRunner(model, pool)
+    return scheduler, ModelRunner(model, pool, SdpaBackend())
 
 
 def run_all(

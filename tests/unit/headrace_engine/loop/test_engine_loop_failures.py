@@ -132,12 +132,12 @@ async def test_failures_that_others_survive_do_not_end_the_thread(
 
 @pytest.fixture
 def runner(tiny: Any) -> ModelRunner:
-    from headrace_engine.model.kv_cache import make_pool
+    from headrace_engine.attention.kv_cache import make_pool
+    from headrace_engine.attention.sdpa import SdpaBackend
 
     model = tiny("llama")
-    return ModelRunner(
-        model, make_pool(probe(model), num_blocks=20, block_size=4, device=model.device, dtype=model.dtype)
-    )
+    pool = make_pool(probe(model), num_blocks=20, block_size=4, device=model.device, dtype=model.dtype)
+    return ModelRunner(model, pool, SdpaBackend())
 
 
 def seq(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace_core.scheduler.events import ScheduledSeq
-from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.quality import sides
 from headrace_engine.quality.comparison import QualityComparison, compare

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from headrace_engine import device as devices
-from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.model.demo import ensure_demo_model
 from headrace_engine.model.loading import LoadedModel, load_model, wrap_model
 from headrace_engine.model.weights import find_source

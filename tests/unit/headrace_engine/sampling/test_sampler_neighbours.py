@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from headrace_core.scheduler.events import Request, ScheduledSeq, Started
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import SdpaBackend
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.demo import ensure_demo_model
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.weights import find_source
 from headrace_engine.sampling.params import SamplingParams
@@ -27,7 +28,7 @@ BLOCK = 4
 
 def runner_of(model: LoadedModel) -> ModelRunner:
     pool = make_pool(probe(model), num_blocks=500, block_size=BLOCK, device=model.device, dtype=model.dtype)
-    return ModelRunner(model, pool)
+    return ModelRunner(model, pool, SdpaBackend())
 
 
 def seq(name: str, start: int, ids: list[int], first_block: int, *, samples: bool = True) -> ScheduledSeq:

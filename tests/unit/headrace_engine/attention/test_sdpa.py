@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_engine.model import attention, attention_step
-from headrace_engine.model.attention import paged_attention
-from headrace_engine.model.attention_step import SequenceRows, make_step
-from headrace_engine.model.kv_cache import KvPool, LayerShape, make_pool
+from headrace_engine.attention import sdpa, tiles
+from headrace_engine.attention.interface import paged_attention
+from headrace_engine.attention.kv_cache import KvPool, LayerShape, make_pool
+from headrace_engine.attention.sdpa import SdpaBackend, SdpaStep
+from headrace_engine.attention.step import SequenceRows, make_step
 
 LAYER = types.SimpleNamespace(layer_idx=0)
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 16, 4
@@ -28,6 +29,10 @@ def tables(*lengths: int) -> list[tuple[int, ...]]:
         found.append(tuple(reversed(range(at, at + count))))
         at += count
     return found
+
+
+def prepared(spans: list[SequenceRows], pool: KvPool) -> SdpaStep:
+    return SdpaBackend().prepare(make_step(spans, pool), pool)
 
 
 def values(tokens: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -64,7 +69,7 @@ def run(
     parts, at = [], 0
     with torch.inference_mode():
         for count in counts:
-            step = make_step([SequenceRows(at, count, table)], pool)
+            step = prepared([SequenceRows(at, count, table)], pool)
             q, k, v = (part[:, :, at : at + count].to(dtype) for part in qkv)
             parts.append(paged_attention(LAYER, q, k, v, None, headrace_step=step, **rules)[0])
             at += count
@@ -87,8 +92,8 @@ SPLITS = ([61], [1] * 61, [3, 1, 1, 20, 7, 1, 28], [8, 53], [60, 1])
 @pytest.mark.parametrize("tile", [512, 5])
 @pytest.mark.parametrize("rules", RULES)
 def test_equals_the_book(rules: str, tile: int, counts: list[int], *, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_step, "TILE", tile)
-    monkeypatch.setattr(attention, "SCORES_TILE", 3)
+    monkeypatch.setattr(tiles, "TILE", tile)
+    monkeypatch.setattr(sdpa, "SCORES_TILE", 3)
     given = RULES[rules]
     qkv = values(61)
     found = run(qkv, counts, **{NAMES[name]: value for name, value in given.items()})
@@ -118,21 +123,29 @@ def test_a_narrower_pool_rounds_the_same_wherever_a_chunk_begins() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 9, 13, 500])
-def test_neighbours_change_nothing(window: int | None) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ((0, 9), (17, 1), (30, 1), (130, 1), (5, 12), (131, 40)),
+        ((17, 1), (0, 9), (18, 1), (30, 1), (5, 12), (29, 1), (131, 1), (131, 40), (127, 1)),
+        ((20, 1), (31, 1), (26, 1), (125, 1)),
+    ],
+    ids=["decodes-apart", "decodes-among-chunks", "decodes-alone"],
+)
+def test_neighbours_change_nothing(shape: tuple[tuple[int, int], ...], window: int | None) -> None:
     """Decodes and chunks of several requests in one step, against each alone, over the same pool."""
-    shape = ((0, 9), (17, 1), (30, 1), (130, 1), (5, 12), (131, 40))
     own = tables(*(start + rows for start, rows in shape))
-    pool = pool_of(200)
+    pool = pool_of(300)
     for part in (pool.keys[0], pool.values[0]):
         part.normal_(generator=torch.Generator().manual_seed(2))
     qkv = values(sum(rows for _, rows in shape))
     spans = [SequenceRows(start, rows, table) for (start, rows), table in zip(shape, own, strict=True)]
     with torch.inference_mode():
-        both = paged_attention(LAYER, *qkv, None, headrace_step=make_step(spans, pool), sliding_window=window)[0]
+        both = paged_attention(LAYER, *qkv, None, headrace_step=prepared(spans, pool), sliding_window=window)[0]
         at = 0
         for span in spans:
             alone = [part[:, :, at : at + span.rows] for part in qkv]
-            step = make_step([span], pool)
+            step = prepared([span], pool)
             found = paged_attention(LAYER, *alone, None, headrace_step=step, sliding_window=window)[0]
             assert torch.allclose(both[:, at : at + span.rows], found, atol=FP32_BOUND)
             at += span.rows
@@ -141,39 +154,39 @@ def test_neighbours_change_nothing(window: int | None) -> None:
 @pytest.mark.parametrize(("window", "blocks"), [(None, 2500), (9, 3), (8, 2), (1, 1)])
 def test_a_decode_reads_only_blocks_that_its_window_reaches(window: int | None, blocks: int) -> None:
     (table,) = tables(10_000)
-    layout = make_step([SequenceRows(9_999, 1, table)], pool_of(3000)).layout(window, torch.float32)
-    assert len(layout.groups[0].blocks) == blocks
-    assert layout.groups[0].blocks.tolist() == list(table[-blocks:])
+    layout = prepared([SequenceRows(9_999, 1, table)], pool_of(3000)).layout(window, torch.float32)
+    assert len(layout.groups[0].blocks.blocks) == blocks
+    assert layout.groups[0].blocks.blocks.tolist() == list(table[-blocks:])
 
 
 def test_a_chunk_reads_only_blocks_that_its_window_reaches() -> None:
     (table,) = tables(10_000)
-    chunk = make_step([SequenceRows(9_990, 10, table)], pool_of(3000)).layout(9, torch.float32).chunks[0]
+    chunk = prepared([SequenceRows(9_990, 10, table)], pool_of(3000)).layout(9, torch.float32).chunks[0]
     assert chunk.blocks is not None
-    assert chunk.blocks.tolist() == list(table[(9_990 - 8) // BLOCK :])
+    assert chunk.blocks.blocks.tolist() == list(table[(9_990 - 8) // BLOCK :])
     assert chunk.tiles[0].key_hi - chunk.tiles[0].key_lo == 10 + 8
 
 
 def test_decodes_of_one_window_share_a_group_however_long_their_contexts() -> None:
     lengths = (40, 1000, 9000)
     spans = [SequenceRows(length - 1, 1, table) for length, table in zip(lengths, tables(*lengths), strict=True)]
-    step = make_step(spans, pool_of(3000))
-    assert [len(group.rows) for group in step.layout(9, torch.float32).groups] == [3]
-    assert [len(group.rows) for group in step.layout(None, torch.float32).groups] == [1, 1, 1]
+    step = prepared(spans, pool_of(3000))
+    assert [group.members for group in step.layout(9, torch.float32).groups] == [3]
+    assert [group.members for group in step.layout(None, torch.float32).groups] == [1, 1, 1]
 
 
 def test_masks_are_one_band_of_a_tile_and_none_for_a_prompt_from_its_start() -> None:
     pool = pool_of(3000)
     first, second = tables(4000, 4000)
     q, k, v = values(3000)
-    step = make_step([SequenceRows(0, 2000, first), SequenceRows(1000, 1000, second)], pool)
+    step = prepared([SequenceRows(0, 2000, first), SequenceRows(1000, 1000, second)], pool)
     with torch.inference_mode():
         paged_attention(LAYER, q, k, v, None, headrace_step=step)
     band = step.layout(None, torch.float32).band
     assert band is not None
     # Rows of a tile, and the most keys that a tile has behind it: nothing of 3000 x 3000.
-    assert band.shape == (attention_step.TILE, 3 * attention_step.TILE + attention_step.TILE)
-    alone = make_step([SequenceRows(0, 2000, first)], pool)
+    assert band.shape == (tiles.TILE, 3 * tiles.TILE + tiles.TILE)
+    alone = prepared([SequenceRows(0, 2000, first)], pool)
     with torch.inference_mode():
         paged_attention(LAYER, q[:, :, :2000], k[:, :, :2000], v[:, :, :2000], None, headrace_step=alone)
     assert alone.layout(None, torch.float32).band is None
@@ -181,5 +194,5 @@ def test_masks_are_one_band_of_a_tile_and_none_for_a_prompt_from_its_start() -> 
 
 def test_a_prompt_from_its_start_gathers_nothing() -> None:
     (table,) = tables(100)
-    chunk = make_step([SequenceRows(0, 100, table)], pool_of(60)).layout(7, torch.float32).chunks[0]
+    chunk = prepared([SequenceRows(0, 100, table)], pool_of(60)).layout(7, torch.float32).chunks[0]
     assert chunk.blocks is None

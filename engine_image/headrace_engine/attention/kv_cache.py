@@ -10,16 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace_engine.attention.features import Feature
+
 GARBAGE_BLOCK = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """KV of one layer. `value_dim` may differ from `key_dim` (MLA)."""
+    """KV of one layer. `value_dim` may differ from `key_dim` (MLA). `features`: what the layer asks of a kernel."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
+    features: frozenset[Feature] = frozenset()
 
     @property
     def elements_per_token(self) -> int:

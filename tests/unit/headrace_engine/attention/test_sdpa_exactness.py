@@ -40,7 +40,7 @@ def test_any_batch_and_block_size_equals_generate(count: int, block_size: int, t
 
 
 def test_tiles_of_a_long_chunk_equal_generate(tiny: Any, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_engine.model.attention_step.TILE", 7)
+    monkeypatch.setattr("headrace_engine.attention.tiles.TILE", 7)
     model = tiny("gemma3")
     prompts = prompts_of(3, 250, longest=60)
     scheduler, runner = engine.make(model)

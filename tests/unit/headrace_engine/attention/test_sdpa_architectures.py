@@ -13,11 +13,12 @@ import pytest
 import torch
 import transformers
 
+from headrace_engine.attention.interface import IMPLEMENTATION
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import SdpaBackend
+from headrace_engine.attention.step import SequenceRows, make_step
 from headrace_engine.loop.probe import probe
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.attention_step import SequenceRows, make_step
 from headrace_engine.model.checks import refuse_unsupported
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 
 FP32_BOUND = 2e-5
@@ -133,7 +134,10 @@ def paged(model: LoadedModel, rows: Sequence[Sequence[int]], *, kv_dtype: torch.
         ids = [token for one in turn for token in rows[one][done[one] : done[one] + counts[one]]]
         step = make_step([SequenceRows(done[one], counts[one], tables[one]) for one in turn], pool)
         logits = model.module(
-            input_ids=torch.tensor([ids]), position_ids=step.positions[None], use_cache=False, headrace_step=step
+            input_ids=torch.tensor([ids]),
+            position_ids=step.positions[None],
+            use_cache=False,
+            headrace_step=SdpaBackend().prepare(step, pool),
         ).logits[0]
         for one, part in zip(turn, logits.split([counts[one] for one in turn]), strict=True):
             found[one].append(part.float())
