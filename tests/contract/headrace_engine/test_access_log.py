@@ -170,7 +170,7 @@ async def test_every_answer_has_an_id_also_refusals_and_probes(serve: Serve) -> 
     assert len(set(ids)) == 3
 
 
-async def test_case_50_two_concurrent_calls_with_one_id_are_both_answered(serve: Serve, lines: Any) -> None:
+async def test_two_concurrent_calls_with_one_id_are_both_answered(serve: Serve, lines: Any) -> None:
     server = await serve()
     alone = [(await server.complete(prompt=text, max_tokens=30)).json()["choices"][0]["text"] for text in "ab"]
     headers = {"X-Request-Id": "the-same"}
@@ -220,7 +220,7 @@ async def test_a_revision_is_a_header_whatever_it_holds(serve: Serve, monkeypatc
 # Books
 
 
-async def test_case_10_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -> None:
+async def test_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -> None:
     """The books of the HTTP side, at full number; a few real calls show that they are kept with every call."""
     calls = CallRegistry()
     for number in range(10_000):

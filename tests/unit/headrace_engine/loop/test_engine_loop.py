@@ -77,7 +77,7 @@ async def test_without_increments_the_text_comes_at_the_end(looped: Looped) -> N
 
 
 async def test_a_stream_of_bytes_shows_no_half_characters(looped: Looped, compiler: GrammarCompiler) -> None:
-    """Known failure 26 through the loop: the model is made to say it, a byte at a time."""
+    """The model is made to say it, a byte at a time."""
     said = "é漢👩!"
     grammar = compiler.compile(GrammarSpec(GrammarKind.CHOICE, (said,)))
     events = await looped().run("a", max_tokens=30, grammar=grammar, logprobs=0)
@@ -121,7 +121,7 @@ async def test_a_stop_token_id_is_told_apart_from_eos(looped: Looped) -> None:
 
 @pytest.mark.parametrize("include", [True, False])
 async def test_a_stop_string_ends_the_request_and_is_told(looped: Looped, tokenizer: Any, include: bool) -> None:
-    """Known failure 21, through the loop: exact text with and without the stop string."""
+    """The text is exact with and without the stop string."""
     made = looped()
     letters = tuple((token, 50.0) for token in tokenizer("abc")["input_ids"])
     options: dict[str, Any] = {"logit_bias": letters, "temperature": 1.0, "max_tokens": 60, "seed": "s"}
@@ -196,7 +196,6 @@ async def test_a_seeds_text_is_the_same_alone_in_company_and_preempted(looped: L
 
 @pytest.mark.parametrize("chunk", [None, 1, 3, 7])
 async def test_a_prompts_scores_come_before_its_text(looped: Looped, chunk: int | None) -> None:
-    """Known failure 47 through the loop."""
     made = looped(prefill_chunk_size=chunk, num_blocks=40)
     prompt = prompt_of(20)
     for at in range(3):
@@ -257,7 +256,7 @@ async def test_a_complete_grammar_is_a_stop_even_where_eos_is_ignored(looped: Lo
 
 
 async def test_a_dead_end_is_an_error_with_a_message_and_nobody_elses(looped: Looped, compiler: Any) -> None:
-    """Known failure 54 through the loop: not silence."""
+    """Not silence."""
     made = looped()
     grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab"))
     second = made.tokenizer("b")["input_ids"][0]
@@ -366,7 +365,6 @@ async def test_a_batch_of_requests_is_taken_whole_or_not_at_all(looped: Looped) 
 
 @pytest.mark.timeout(240)
 async def test_after_ten_thousand_requests_no_map_has_grown(looped: Looped) -> None:
-    """Known failure 10."""
     made = looped(max_num_batched_tokens=256, num_blocks=600, max_queue_len=20_000)
     for start in range(0, 10_000, 500):
         names = [f"{at}" for at in range(start, start + 500)]

@@ -220,7 +220,7 @@ async def test_logits_that_are_not_numbers_fail_their_request_alone(
 async def test_a_text_that_raises_fails_its_request_alone(
     looped: Looped, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Known failure 27: decoding that raises."""
+    """Decoding that raises."""
     made = looped()
 
     def broken(*_: Any) -> str:
@@ -260,7 +260,7 @@ async def test_sampling_that_raises_fails_its_request_alone(looped: Looped, monk
 
 @pytest.mark.timeout(10)
 async def test_a_dead_thread_fails_every_waiter_at_once(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known failure 59: those that run, those that wait in the inbox, and those to come. No timer is involved."""
+    """Those that run, those that wait in the inbox, and those to come. No timer is involved."""
     made = looped()
     for at in range(3):
         await made.submit(f"{at}", max_tokens=400)

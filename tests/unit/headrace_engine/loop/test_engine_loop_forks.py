@@ -55,7 +55,7 @@ def watch_plans(made: Looped, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]
 async def test_four_choices_of_one_seed_differ_and_are_those_without_forks(
     looped: Looped, monkeypatch: pytest.MonkeyPatch, length: int, chunk: int | None
 ) -> None:
-    """Known failure 31, with the prompt prefilled once and its blocks shared until they are written."""
+    """The prompt is prefilled once and its blocks shared until they are written."""
     made = looped(prefill_chunk_size=chunk, enable_prefix_caching=False)
     prompt = prompt_of(length)
     plans = watch_plans(made, monkeypatch)
