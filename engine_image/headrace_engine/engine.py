@@ -16,7 +16,6 @@ from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.trace.record import RecordingScheduler
 from headrace_engine import device as devices
 from headrace_engine.errors import SettingsError
-from headrace_engine.loop.calls import ObservedLoop
 from headrace_engine.loop.engine_loop import EngineLoop
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.recording import open_recording
@@ -83,7 +82,7 @@ def assemble(
     metrics.set_cache(config, pool.num_blocks)
     metrics.set_model(model_shape(loaded, layers, kv_dtype=pool.dtype), peak)
     scheduler = _scheduler(loaded, pool, config, max_model_len=max_model_len, record=record)
-    loop = ObservedLoop(scheduler, runner, metrics, revision=revision)
+    loop = EngineLoop(scheduler, runner, metrics, revision=revision)
     metrics.watch_step(loop.step_age)
     return Engine(
         model=loaded, config=config, runner=runner, loop=loop, metrics=metrics, max_model_len=max_model_len,

@@ -193,7 +193,7 @@ def _call(call: HttpCall) -> dict[str, Any]:
     return {
         "request_id": call.request_id, "call_id": call.call_id, "method": call.method, "path": call.path,
         "status": call.status or None, "seconds": call.seconds, "ttft": call.ttft, "key": call.key,
-        "client": call.client, "generation": call.generation, "revision": call.revision,
+        "client": call.client, "generation": call.config_generation, "revision": call.revision,
         "prompt_tokens": call.prompt_tokens, "cached_tokens": call.cached_tokens, "output_tokens": call.output_tokens,
         "finish_reasons": call.finish_reasons, "generations": [item.id for item in call.generations],
     }  # fmt: skip

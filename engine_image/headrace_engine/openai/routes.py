@@ -17,14 +17,14 @@ from pydantic import BaseModel
 from headrace_engine.engine import Engine
 from headrace_engine.http.errors import ApiError
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import CLIENT_CLOSED
+from headrace_engine.loop.calls import CLIENT_CLOSED, submit
 from headrace_engine.openai import streaming
 from headrace_engine.openai.backend import Backend
 from headrace_engine.openai.fields import Strict
+from headrace_engine.openai.generation_request import GenerationRequest, live_requests, response_spec
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.schema import ChatBody, CompletionBody, GenerationBody, parse
-from headrace_engine.openai.streaming import Channel, OwningStream, Run
-from headrace_engine.openai.submissions import GenerationRequest, response_spec, submissions_of
+from headrace_engine.openai.streaming import Channel, OwningStream
 from headrace_engine.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -109,19 +109,19 @@ class OpenAiApi:
             backend = self._backend_of(engine)
             body = await self._read(request, backend, kind)
             self._check_model(body.model)
-            ask = await self._ask(backend, body, arrival)
-            shape, channel = response_spec(ask, backend.texts), Channel()
-            submissions = submissions_of(ask, engine, channel, hides_special=backend.hides_special(body))
-            stack.callback(engine.loop.abort, [item.request.request_id for item in submissions])
-            await engine.loop.submit(submissions)
-            run = Run(shape, channel, backend.lanes)
+            wanted = await self._generation_request(backend, body, arrival)
+            spec, channel = response_spec(wanted, backend.texts), Channel()
+            live = live_requests(wanted, engine, channel, hides_special=backend.hides_special(body))
+            stack.callback(engine.loop.abort, [each.id for each in live])
+            await submit(engine.loop, live, channel)
+            answer = spec, channel, backend.executors
             if not body.stream:
-                whole = await streaming.unless_gone(request, streaming.collect(run))
+                whole = await streaming.unless_gone(request, streaming.collect(*answer))
                 return Response(status_code=CLIENT_CLOSED) if whole is None else _body(whole)
             # From here on the stream owns both: it ends them however it ends.
-            return OwningStream(streaming.stream(run), stack.pop_all())
+            return OwningStream(streaming.stream(*answer), stack.pop_all())
 
-    async def _ask(self, backend: Backend, body: GenerationBody, arrival: float) -> GenerationRequest:
+    async def _generation_request(self, backend: Backend, body: GenerationBody, arrival: float) -> GenerationRequest:
         backend.check(body)
         prompts: list[Prompt]
         if isinstance(body, ChatBody):
@@ -144,7 +144,7 @@ class OpenAiApi:
 
     async def _read(self, request: Request, backend: Backend, kind: type[T]) -> T:
         raw = await request.body()
-        return await backend.lanes.unless_small(lambda: parse(raw, kind), size=len(raw))
+        return await backend.executors.unless_small(lambda: parse(raw, kind), size=len(raw))
 
     def _backend_of(self, engine: Engine) -> Backend:
         if self._backend is None or self._backend.engine is not engine:
@@ -174,7 +174,7 @@ class OpenAiApi:
 
 async def _json(backend: Backend, values: dict[str, Any]) -> Response:
     size = 8 * int(values.get("count", 0))
-    return _body(await backend.lanes.unless_small(lambda: streaming.to_bytes(values), size=size))
+    return _body(await backend.executors.unless_small(lambda: streaming.to_bytes(values), size=size))
 
 
 def _body(raw: bytes) -> Response:

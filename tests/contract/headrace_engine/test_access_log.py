@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from headrace_core.json_log import JsonFormatter
-from headrace_engine.loop.calls import KEPT_CALLS, MAX_REQUEST_ID, CallRegistry, GenerationRecord
+from headrace_engine.loop.calls import KEPT_CALLS, MAX_REQUEST_ID, CallRegistry
+from headrace_engine.metrics.generation_record import GenerationRecord
 
 Serve = Any
 AUTH = {"Authorization": "Bearer s3cret"}
@@ -236,12 +237,10 @@ async def test_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -
     await server.idle()
     while len(server.state.calls):
         await asyncio.sleep(0.002)
-    assert server.engine.loop._active == {}
+    assert server.engine.loop._live == {}
     assert server.engine.loop._scheduler.ledger.live == {}
     assert server.engine.loop.stats.blocks_free == server.engine.loop.stats.blocks_total
 
 
 def _generation(name: str) -> GenerationRecord:
-    return GenerationRecord(
-        id=name, arrival=0, prompt_tokens=1, is_fork=False, max_tokens=1, temperature=1, top_p=1
-    )  # fmt: skip
+    return GenerationRecord(id=name, arrival=0, prompt_tokens=1, max_tokens=1)

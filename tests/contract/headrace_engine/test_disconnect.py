@@ -72,7 +72,7 @@ async def nothing_left(server: Any) -> None:
     loop = server.engine.loop
     await asyncio.to_thread(invariants.check, loop._scheduler)  # the step thread is idle
     assert loop.stats.blocks_free == loop.stats.blocks_total
-    assert loop._active == {}
+    assert loop._live == {}
     assert len(server.state.calls) == 0
     assert (await server.complete(max_tokens=2)).status_code == 200
 

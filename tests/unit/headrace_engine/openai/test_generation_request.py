@@ -9,10 +9,10 @@ import pytest
 from headrace_engine.http.errors import ApiError
 from headrace_engine.model.generation import OPENAIS
 from headrace_engine.openai.backend import Backend
+from headrace_engine.openai.generation_request import GenerationRequest, live_requests, response_spec
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.schema import ChatBody, CompletionBody
 from headrace_engine.openai.streaming import Channel
-from headrace_engine.openai.submissions import GenerationRequest, response_spec, submissions_of
 
 EOS = 256
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -34,7 +34,7 @@ def ask(kind: type[Any] = CompletionBody, *, prompts: int = 1, **body: Any) -> G
 
 
 def submit(tokenizer: Any, asked: GenerationRequest) -> list[Any]:
-    return submissions_of(asked, engine(tokenizer), Channel(), hides_special=True)
+    return live_requests(asked, engine(tokenizer), Channel(), hides_special=True)
 
 
 def test_samples_are_forks_of_the_first_of_their_prompt(tokenizer: Any) -> None:
@@ -42,7 +42,7 @@ def test_samples_are_forks_of_the_first_of_their_prompt(tokenizer: Any) -> None:
     assert [item.request.request_id for item in made] == [f"cmpl-7-{at}" for at in range(6)]
     first = [None, "cmpl-7-0", "cmpl-7-0", None, "cmpl-7-3", "cmpl-7-3"]
     assert [item.request.fork_of for item in made] == first
-    assert [item.params.seed for item in made] == [f"s-{at}" for at in range(6)]
+    assert [item.state.params.seed for item in made] == [f"s-{at}" for at in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_a_prompt_is_scored_once_and_then_not_read_from_the_cache(
     tokenizer: Any, body: dict[str, Any], scores: int | None
 ) -> None:
     first, fork = submit(tokenizer, ask(n=2, **body))
-    assert first.params.prompt_logprobs == scores
+    assert first.state.params.prompt_logprobs == scores
     assert first.request.reads_cache is (scores is None)
-    assert (fork.params.prompt_logprobs, fork.request.reads_cache) == (None, True)
+    assert (fork.state.params.prompt_logprobs, fork.request.reads_cache) == (None, True)
 
 
 def test_every_parameter_arrives(tokenizer: Any) -> None:
@@ -73,7 +73,7 @@ def test_every_parameter_arrives(tokenizer: Any) -> None:
             cache_salt="salt",
         ),
     )  # fmt: skip
-    params, request = made.params, made.request
+    params, request = made.state.params, made.request
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 0, 0.1)
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, 1.0, -1.0)
     assert params.logit_bias == ((5, 2.0), (9, 1.0))
@@ -81,17 +81,17 @@ def test_every_parameter_arrives(tokenizer: Any) -> None:
     assert params.stop_token_ids == request.stop_token_ids == {7, EOS}
     assert (request.priority, request.cache_salt, request.max_tokens, request.arrival) == (3, "salt", 9, 5.0)
     (plain,) = submit(tokenizer, ask())
-    assert (plain.params.temperature, plain.params.top_p) == (1.0, 1.0), "OpenAI's defaults"
+    assert (plain.state.params.temperature, plain.state.params.top_p) == (1.0, 1.0), "OpenAI's defaults"
     assert plain.request.stop_token_ids == {EOS}
     (ignoring,) = submit(tokenizer, ask(ignore_eos=True))
-    assert ignoring.request.stop_token_ids == ignoring.params.stop_token_ids == frozenset()
+    assert ignoring.request.stop_token_ids == ignoring.state.params.stop_token_ids == frozenset()
 
 
 def test_scoring_alone_asks_for_one_token_without_scores(tokenizer: Any) -> None:
     asked = ask(echo=True, logprobs=1, max_tokens=0)
     object.__setattr__(asked, "budgets", (0,))
     (made,) = submit(tokenizer, asked)
-    assert (made.request.max_tokens, made.params.logprobs, made.params.prompt_logprobs) == (1, None, 1)
+    assert (made.request.max_tokens, made.state.params.logprobs, made.state.params.prompt_logprobs) == (1, None, 1)
     assert not response_spec(asked, lambda: None).generates  # type: ignore[arg-type, return-value]
 
 
