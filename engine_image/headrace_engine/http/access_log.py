@@ -16,11 +16,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace_engine.http.auth import OPEN_PATHS
+from headrace_engine.http.calls import CLIENT_CLOSED, HttpCall
 from headrace_engine.http.errors import answer, unexpected
 from headrace_engine.http.state import ServerPhase, ServerState
 from headrace_engine.http.tracing import Tracing, trace_id
 from headrace_engine.logs import ACCESS
-from headrace_engine.loop.calls import CLIENT_CLOSED, HttpCall
 
 log = logging.getLogger(__name__)
 access = logging.getLogger(ACCESS)

@@ -19,10 +19,10 @@ from headrace_core.knobs.resolve import ConfigError, ConfigProblem, EngineConfig
 from headrace_core.knobs.table import KNOBS, Knob
 from headrace_engine import device as devices
 from headrace_engine.engine import Engine
+from headrace_engine.http.calls import CallRegistry, HttpCall
 from headrace_engine.http.errors import ApiError, invalid
 from headrace_engine.http.limits import too_large
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import CallRegistry, HttpCall
 from headrace_engine.loop.config_state import (
     UNCHANGED,
     ConfigRefusedError,

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from headrace_core.scheduler.events import Rejected, RejectReason
-from headrace_engine.loop.calls import CLIENT_CLOSED, current_call
+from headrace_engine.http.calls import CLIENT_CLOSED, current_call
 from headrace_engine.loop.inbox import EngineDeadError
 from headrace_engine.loop.live_request import RejectedError
 

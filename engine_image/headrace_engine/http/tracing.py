@@ -15,8 +15,8 @@ from typing import Any
 from headrace_core.trace.explain import RequestExplanation
 from headrace_engine.daemon import in_daemon
 from headrace_engine.errors import EngineError
+from headrace_engine.http.calls import CLIENT_CLOSED, HttpCall
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import CLIENT_CLOSED, HttpCall
 from headrace_engine.metrics.generation_record import GenerationRecord
 from headrace_engine.version import VERSION
 

@@ -15,9 +15,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from headrace_engine.engine import Engine
+from headrace_engine.http.calls import CLIENT_CLOSED, submit
 from headrace_engine.http.errors import ApiError
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import CLIENT_CLOSED, submit
 from headrace_engine.openai import streaming
 from headrace_engine.openai.backend import Backend
 from headrace_engine.openai.fields import Strict

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from headrace_core.json_log import JsonFormatter
-from headrace_engine.loop.calls import KEPT_CALLS, MAX_REQUEST_ID, CallRegistry
+from headrace_engine.http.calls import KEPT_CALLS, MAX_REQUEST_ID, CallRegistry
 from headrace_engine.metrics.generation_record import GenerationRecord
 
 Serve = Any
