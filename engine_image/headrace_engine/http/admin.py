@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
-from fastapi import APIRouter, Depends, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from headrace_core.evidence.slo import SloSet
 from headrace_core.knobs.resolve import ConfigError, ConfigProblem, EngineConfig, reconfigure
@@ -50,19 +52,12 @@ class ConfigPatch(BaseModel):
     if_generation: int | None = None
 
 
-def admin_router(state: ServerState, *, token: str | None, loopback: bool) -> APIRouter:
+def admin_routes(state: ServerState, *, token: str | None, loopback: bool) -> list[Route]:
     """The admin routes. Without a token they answer only on loopback."""
 
-    async def allowed(request: Request) -> None:
-        _authorize(request.headers, token=token, loopback=loopback)
-
-    router = APIRouter(dependencies=[Depends(allowed)])
-
-    @router.get("/admin/config")
-    async def read() -> dict[str, Any]:
+    async def read(_: Request) -> dict[str, Any]:
         return _describe(state.loaded())
 
-    @router.patch("/admin/config")
     async def change(request: Request) -> dict[str, Any]:
         engine = state.loaded()
         patch = _parse(await request.body())
@@ -77,14 +72,24 @@ def admin_router(state: ServerState, *, token: str | None, loopback: bool) -> AP
             raise _refusal(error.problems) from error
         return _describe(engine)
 
-    @router.get("/admin/explain")
     async def explain(request: Request) -> dict[str, Any]:
         name = request.query_params.get("request", "")
         if not name:
             raise invalid("name the request: /admin/explain?request=ID", param="request")
         return await _explain(state.loaded(), state.calls, name)
 
-    return router
+    def guarded(handler: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            _authorize(request.headers, token=token, loopback=loopback)
+            return JSONResponse(await handler(request))
+
+        return answer
+
+    return [
+        Route("/admin/config", guarded(read), methods=["GET"]),
+        Route("/admin/config", guarded(change), methods=["PATCH"]),
+        Route("/admin/explain", guarded(explain), methods=["GET"]),
+    ]
 
 
 def _authorize(headers: Headers, *, token: str | None, loopback: bool) -> None:

@@ -10,9 +10,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from headrace_engine.engine import Engine
 from headrace_engine.http.calls import CLIENT_CLOSED, submit
@@ -31,23 +32,32 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 T = TypeVar("T", bound=Strict)
 
 
-class Route(NamedTuple):
-    """A route as the description of the API shows it."""
+class Operation(NamedTuple):
+    """One route as `/openapi.json` describes it."""
 
     method: str
     path: str
     body: type[BaseModel] | None
-    response: str
+    result: str  # the schema of what is answered, in `openapi.ANSWERS`
+    about: str
 
 
-ROUTES = (
-    Route("POST", "/v1/completions", CompletionBody, "The completions; a stream of them with `stream: true`."),
-    Route("POST", "/v1/chat/completions", ChatBody, "The assistant's message; a stream of it with `stream: true`."),
-    Route("GET", "/v1/models", None, "The one model."),
-    Route("GET", "/v1/models/{name}", None, "The one model, by name."),
-    Route("POST", "/tokenize", TokenizeBody, "Token ids, their number, and the server's `max_model_len`."),
-    Route("POST", "/detokenize", DetokenizeBody, "The text as `prompt`."),
-)
+OPERATIONS = (
+    Operation(
+        "POST", "/v1/completions", CompletionBody, "Completion",
+        "The completions; a stream of them with `stream: true`.",
+    ),
+    Operation(
+        "POST", "/v1/chat/completions", ChatBody, "ChatCompletion",
+        "The assistant's message; a stream of it with `stream: true`.",
+    ),
+    Operation("GET", "/v1/models", None, "Models", "The one model."),
+    Operation("GET", "/v1/models/{name}", None, "Model", "The one model, by name."),
+    Operation(
+        "POST", "/tokenize", TokenizeBody, "Tokens", "Token ids, their number, and the server's `max_model_len`."
+    ),
+    Operation("POST", "/detokenize", DetokenizeBody, "Text", "The text as `prompt`."),
+)  # fmt: skip
 
 
 class OpenAiApi:
@@ -65,10 +75,11 @@ class OpenAiApi:
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
-        self.router = APIRouter()
-        for route in ROUTES:
-            path = route.path.replace("{name}", "{name:path}")  # names of models have slashes
-            self.router.add_api_route(path, handlers[route.path], methods=[route.method], response_model=None)
+        # Names of models have slashes.
+        self.routes = [
+            Route(each.path.replace("{name}", "{name:path}"), handlers[each.path], methods=[each.method])
+            for each in OPERATIONS
+        ]
 
     async def completions(self, request: Request) -> Response:
         """Complete one prompt or several."""
@@ -78,15 +89,16 @@ class OpenAiApi:
         """Continue a conversation."""
         return await self._generate(request, ChatBody)
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self, _: Request) -> Response:
         """The one model."""
-        return {"object": "list", "data": [self._model_card()]}
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
 
-    async def one_model(self, name: str) -> dict[str, Any]:
+    async def one_model(self, request: Request) -> Response:
         """The one model, by name."""
+        name = request.path_params["name"]
         if name != self._state.served_name:
             raise self._unknown_model(name)
-        return self._model_card()
+        return JSONResponse(self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or a conversation."""

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fastapi import Request
-from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headrace_core.scheduler.events import FinishReason
