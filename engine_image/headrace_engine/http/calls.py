@@ -151,16 +151,14 @@ class CallRegistry:
 
         Done from this side, as the step thread may hang.
         """
-        now, cut = self._clock(), 0
+        now, cut, why = self._clock(), 0, RequestProblem(problem)
         for call in self._live:
             for item in call.generations:
                 if call.sink is None or item.reason is not None:
                     continue
-                item.end(FinishReason.ERROR, now, problem)
-                call.sink.put(item.index, Done(
-                    text="", reason=FinishReason.ERROR, num_output_tokens=item.output_tokens,
-                    problem=RequestProblem(problem),
-                ))  # fmt: skip
+                item.end(FinishReason.ERROR, now, why)
+                done = Done(text="", reason=FinishReason.ERROR, num_output_tokens=item.output_tokens, problem=why)
+                call.sink.put(item.index, done)
                 cut += 1
         return cut
 

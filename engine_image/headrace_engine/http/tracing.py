@@ -148,11 +148,13 @@ class Tracing:
         call.span.end(ended)
 
     def _set_status(self, call: HttpCall) -> None:
-        problem = next((item.problem for item in call.generations if item.problem), None)
+        problem = next((item.problem for item in call.generations if item.problem is not None), None)
         if call.status >= 500 or problem is not None:
-            call.span.set_status(self._trace.StatusCode.ERROR, problem or call.error)
+            call.span.set_status(self._trace.StatusCode.ERROR, call.error if problem is None else problem.message)
         if call.status >= 500 or call.status == CLIENT_CLOSED or problem is not None:
-            call.span.set_attribute("error.type", call.error or ("engine_error" if problem else str(call.status)))
+            call.span.set_attribute(
+                "error.type", call.error or ("engine_error" if problem is not None else str(call.status))
+            )
 
     def _attributes(self, call: HttpCall) -> dict[str, Any]:
         found = {

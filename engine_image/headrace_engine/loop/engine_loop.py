@@ -144,7 +144,7 @@ class EngineLoop:
             self._dead = f"the engine stopped: {type(error).__name__}: {error}"
         finally:
             self._dead = self._dead or "the engine is shutting down"
-            self._fail_everybody(self._dead)
+            self._fail_everybody(RequestProblem(self._dead))
             self._inbox.close(self._dead)
 
     def _take_calls(self) -> None:
@@ -301,13 +301,13 @@ class EngineLoop:
         except RuntimeError:
             log.debug("the event loop is closed; %d events are dropped", len(batch))
 
-    def _fail_everybody(self, problem: str) -> None:
+    def _fail_everybody(self, problem: RequestProblem) -> None:
         """Whatever is broken: every waiter gets its last event."""
         now = self._clock()
         live, self._live = self._live, {}
         for each in live.values():
             each.record.end(FinishReason.ERROR, now, problem)
-            self._publish(each, each.fail(RequestProblem(problem)))
+            self._publish(each, each.fail(problem))
         self._deliver()
         try:
             for each in live.values():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from headrace_core.scheduler.events import FinishReason, Request, ScheduledSeq
+from headrace_engine.outputs import RequestProblem
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class GenerationRecord:
     preemptions: int = 0
     fresh: int = 0
     reason: FinishReason | None = None
-    problem: str | None = None
+    problem: RequestProblem | None = None
     text: list[str] | None = None  # a list where outputs are logged
     siblings: Siblings = field(default_factory=Siblings)
     _token_times: list[float] = field(default_factory=list)
@@ -89,10 +90,10 @@ class GenerationRecord:
         self.output_tokens += 1
         self._token_times.append(now)
 
-    def end(self, reason: FinishReason, now: float, problem: object = None) -> None:
+    def end(self, reason: FinishReason, now: float, problem: RequestProblem | None = None) -> None:
         """It is over. The first end counts: of a stream that was cut, what its client was told."""
         if self.reason is None:
-            self.ended, self.problem = now, None if problem is None else str(problem)
+            self.ended, self.problem = now, problem
             self.reason = reason
 
     def take_gaps(self) -> list[float]:

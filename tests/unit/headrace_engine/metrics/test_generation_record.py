@@ -5,6 +5,7 @@ from metrics_doubles import request, rows
 
 from headrace_core.scheduler.events import FinishReason
 from headrace_engine.metrics.generation_record import GenerationRecord
+from headrace_engine.outputs import RequestProblem
 
 
 def test_a_record_is_of_its_request_and_holds_no_prompt() -> None:
@@ -32,9 +33,10 @@ def test_only_the_first_start_and_the_first_end_count() -> None:
     record.start(1.0, 4)
     record.start(2.0, 0)  # after a preemption
     assert (record.started, record.cached_tokens) == (1.0, 4)
-    record.end(FinishReason.ERROR, 3.0, "cut")
+    cut = RequestProblem("cut")
+    record.end(FinishReason.ERROR, 3.0, cut)
     record.end(FinishReason.ABORT, 4.0)
-    assert (record.reason, record.ended, record.problem) == (FinishReason.ERROR, 3.0, "cut")
+    assert (record.reason, record.ended, record.problem) == (FinishReason.ERROR, 3.0, cut)
 
 
 @pytest.mark.parametrize(
