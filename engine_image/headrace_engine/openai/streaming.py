@@ -44,7 +44,7 @@ class Channel:
         self._events.put_nowait((index, event))
 
     async def get(self) -> tuple[int, Event]:
-        """The generation of the next event, and the event."""
+        """The next event, after the index of its generation."""
         return await self._events.get()
 
 
