@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from headrace_core.errors import HeadraceError
 
-class EngineError(Exception):
+
+class EngineError(HeadraceError):
     """The engine cannot start or go on; the message is one line for a person."""
 
 

@@ -26,7 +26,7 @@ class Siblings:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GenerationRecord:
-    """Written by the step thread, read by any; times in seconds on the engine's monotonic clock.
+    """The step thread writes it, any thread may read it. Times in seconds on the engine's monotonic clock.
 
     It outlives its request, so it holds no prompt, and no output unless `text` is a list. `index` is its number among
     the generations of its call. `config_generation` is the one that it was queued under. `fresh` counts the tokens
