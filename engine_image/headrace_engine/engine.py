@@ -20,7 +20,6 @@ from headrace_engine.attention.base import AttentionBackend
 from headrace_engine.attention.kv_cache import KvPool, LayerShape, block_bytes, make_pool
 from headrace_engine.attention.registry import needs_of, pick
 from headrace_engine.errors import SettingsError
-from headrace_engine.loop.calls import ObservedLoop
 from headrace_engine.loop.engine_loop import EngineLoop
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.recording import open_recording
@@ -99,7 +98,7 @@ def assemble(
     metrics.set_cache(config, pool.num_blocks)
     metrics.set_model(model_shape(loaded, layers, kv_dtype=pool.dtype), peak)
     scheduler = _scheduler(loaded, pool, config, max_model_len=max_model_len, record=record)
-    loop = ObservedLoop(scheduler, runner, metrics, revision=revision)
+    loop = EngineLoop(scheduler, runner, metrics, revision=revision)
     metrics.watch_step(loop.step_age)
     return Engine(
         model=loaded, config=config, runner=runner, loop=loop, metrics=metrics, max_model_len=max_model_len,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from headrace_api.engine_exit import ExitKind
+from headrace_core.errors import HeadraceError
 
 
-class EngineError(Exception):
+class EngineError(HeadraceError):
     """The engine cannot start or go on; the message is one line for a person, `exit_kind` is for the operator."""
 
     exit_kind: ClassVar[ExitKind] = ExitKind.OTHER

@@ -5,66 +5,23 @@ The call of a task is found through a context variable, so that routes need not 
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace_core.scheduler.events import FinishReason
 from headrace_engine.loop.engine_loop import EngineLoop
-from headrace_engine.loop.live_request import Submission
-from headrace_engine.outputs import Done, Event, PromptScored, RequestProblem
+from headrace_engine.loop.live_request import LiveRequest
+from headrace_engine.metrics.generation_record import GenerationRecord
+from headrace_engine.outputs import Done, EventSink, RequestProblem
 
 KEPT_CALLS = 1024
 MAX_REQUEST_ID = 128
 CLIENT_CLOSED = 499  # nobody reads it; for logs and traces
 Clock = Callable[[], float]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class GenerationRecord:
-    """One request of the engine, as seen where its events arrive. Times on the monotonic clock, in seconds."""
-
-    id: str
-    arrival: float
-    prompt_tokens: int
-    is_fork: bool  # shares the prompt of another generation of this call
-    max_tokens: int
-    temperature: float
-    top_p: float
-    first_token: float | None = None
-    last_token: float | None = None
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    reason: FinishReason | None = None
-    problem: str | None = None
-    text: list[str] | None = None  # kept only where outputs are logged
-    events: asyncio.Queue[Event] | None = None  # while it runs
-
-    @property
-    def ttft(self) -> float | None:
-        """Arrival to first token, seconds."""
-        return None if self.first_token is None else self.first_token - self.arrival
-
-    def note(self, event: Event, now: float) -> None:
-        """An event arrived."""
-        if isinstance(event, PromptScored) or self.reason is not None:
-            return
-        tokens = len(event.token_ids)
-        if isinstance(event, Done):
-            tokens = event.num_output_tokens - self.output_tokens
-            self.reason, self.cached_tokens = event.reason, event.cached_tokens
-            self.problem = None if event.problem is None else str(event.problem)
-            self.events = None
-        if tokens > 0:
-            self.first_token = now if self.first_token is None else self.first_token
-            self.last_token = now
-            self.output_tokens += tokens
-        if self.text is not None:
-            self.text.append(event.text)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -79,11 +36,12 @@ class HttpCall:
     started_ns: int
     key: str | None = None
     status: int = 0
-    generation: int | None = None
+    config_generation: int | None = None
     revision: str | None = None
     error: str | None = None  # code of the error body
     seconds: float | None = None
     generations: list[GenerationRecord] = field(default_factory=list)
+    sink: EventSink | None = None  # of their events, until the call ends
     body: bytearray | None = None  # kept only where prompts are logged
     span: Any = None
 
@@ -95,12 +53,12 @@ class HttpCall:
     @property
     def prompt_tokens(self) -> int:
         """Of all prompts; one that several generations share counts once."""
-        return sum(item.prompt_tokens for item in self.generations if not item.is_fork)
+        return sum(item.prompt_tokens for item in self.generations if item.fork_of is None)
 
     @property
     def cached_tokens(self) -> int:
         """Of the prompts, found in the prefix cache."""
-        return sum(item.cached_tokens for item in self.generations if not item.is_fork)
+        return sum(item.cached_tokens for item in self.generations if item.fork_of is None)
 
     @property
     def output_tokens(self) -> int:
@@ -117,6 +75,13 @@ class HttpCall:
         """Of each generation; what a client has left counts as aborted."""
         left = "abort" if self.status == CLIENT_CLOSED else None
         return [left if item.reason is None else str(item.reason) for item in self.generations]
+
+    def join(self, requests: Sequence[LiveRequest], sink: EventSink) -> None:
+        """The call starts these generations."""
+        self.generations, self.sink = [each.record for each in requests], sink
+        if self.body is not None:
+            for item in self.generations:
+                item.text = []
 
     def forget_content(self) -> None:
         """Keep no prompt and no output."""
@@ -168,6 +133,7 @@ class CallRegistry:
     def end(self, call: HttpCall) -> None:
         """The call is answered, or its client is gone."""
         call.seconds = self._clock() - call.started
+        call.sink = None  # it holds events
         del self._live[call]
         _CURRENT.set(None)
         if call.generations:
@@ -185,18 +151,16 @@ class CallRegistry:
 
         Done from this side, as the step thread may hang.
         """
-        running = [item for call in self._live for item in call.generations if item.events is not None]
-        for item in running:
-            assert item.events is not None  # noqa: S101  (just chosen so)
-            item.events.put_nowait(
-                Done(
-                    text="",
-                    reason=FinishReason.ERROR,
-                    num_output_tokens=item.output_tokens,
-                    problem=RequestProblem(problem),
-                )
-            )
-        return len(running)
+        now, cut, why = self._clock(), 0, RequestProblem(problem)
+        for call in self._live:
+            for item in call.generations:
+                if call.sink is None or item.reason is not None:
+                    continue
+                item.end(FinishReason.ERROR, now, why)
+                done = Done(text="", reason=FinishReason.ERROR, num_output_tokens=item.output_tokens, problem=why)
+                call.sink.put(item.index, done)
+                cut += 1
+        return cut
 
 
 def is_sane_id(name: str) -> bool:
@@ -204,51 +168,17 @@ def is_sane_id(name: str) -> bool:
     return 0 < len(name) <= MAX_REQUEST_ID and name.isascii() and name.isprintable() and name == name.strip()
 
 
-class _Observed(asyncio.Queue[Event]):
-    """The queue of a submission, with a look at what passes."""
-
-    def __init__(self, inner: asyncio.Queue[Event], generation: GenerationRecord) -> None:
-        super().__init__()
-        self._inner = inner
-        self._generation = generation
-
-    def put_nowait(self, item: Event) -> None:
-        self._generation.note(item, time.monotonic())
-        self._inner.put_nowait(item)
-
-
-class ObservedLoop(EngineLoop):
-    """The engine loop for calls that are watched: each submission is entered in the call of its task."""
-
-    async def submit(self, submissions: Sequence[Submission]) -> None:
-        """Queue all of them or none. Raises `RejectedError`."""
-        call = current_call()
-        if call is None:
-            await super().submit(submissions)
-            return
-        watched = [_watch(item, keep_text=call.body is not None) for item in submissions]
-        added = [generation for generation, _ in watched]
-        call.generations += added
-        try:
-            await super().submit([item for _, item in watched])
-        except Exception:
-            call.generations = [item for item in call.generations if item not in added]
-            raise
-        if call.generation is None:
-            call.generation, call.revision = self.state.generation, self.state.revision
-
-
-def _watch(item: Submission, *, keep_text: bool) -> tuple[GenerationRecord, Submission]:
-    generation = GenerationRecord(
-        id=item.request.request_id,
-        arrival=item.request.arrival,
-        prompt_tokens=len(item.request.prompt_token_ids),
-        is_fork=item.request.fork_of is not None,
-        max_tokens=item.request.max_tokens,
-        temperature=item.params.temperature,
-        top_p=item.params.top_p,
-        text=[] if keep_text else None,
-    )
-    observed = _Observed(item.events, generation)
-    generation.events = observed
-    return generation, replace(item, events=observed)
+async def submit(loop: EngineLoop, requests: Sequence[LiveRequest], sink: EventSink) -> None:
+    """Queue all of them or none, and enter them in the call of this task. Raises `RejectedError`."""
+    call = current_call()
+    if call is None:
+        await loop.submit(requests)
+        return
+    call.join(requests, sink)
+    try:
+        await loop.submit(requests)
+    except Exception:
+        call.generations = []
+        raise
+    if call.config_generation is None:
+        call.config_generation, call.revision = loop.state.generation, loop.state.revision

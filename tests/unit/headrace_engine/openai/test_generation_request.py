@@ -9,10 +9,10 @@ import pytest
 from headrace_engine.http.errors import ApiError
 from headrace_engine.model.generation import OPENAIS
 from headrace_engine.openai.backend import Backend
+from headrace_engine.openai.generation_request import GenerationRequest, live_requests, response_spec
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.schema import ChatBody, CompletionBody
 from headrace_engine.openai.streaming import Channel
-from headrace_engine.openai.submissions import GenerationRequest, response_spec, submissions_of
 
 EOS = 256
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -25,7 +25,7 @@ def engine(tokenizer: Any, *, template: str | None = None) -> Any:
     return SimpleNamespace(model=model, max_model_len=100, config=SimpleNamespace(seed=0), sampling=OPENAIS)
 
 
-def ask(kind: type[Any] = CompletionBody, *, prompts: int = 1, **body: Any) -> GenerationRequest:
+def wanted(kind: type[Any] = CompletionBody, *, prompts: int = 1, **body: Any) -> GenerationRequest:
     required = {"prompt": "x"} if kind is CompletionBody else {"messages": [{"role": "user", "content": "x"}]}
     return GenerationRequest(
         call_id="cmpl-7", model="m", body=kind.model_validate(required | body), prompts=(Prompt((1, 2)),) * prompts,
@@ -33,16 +33,16 @@ def ask(kind: type[Any] = CompletionBody, *, prompts: int = 1, **body: Any) -> G
     )  # fmt: skip
 
 
-def submit(tokenizer: Any, asked: GenerationRequest) -> list[Any]:
-    return submissions_of(asked, engine(tokenizer), Channel(), hides_special=True)
+def submit(tokenizer: Any, request: GenerationRequest) -> list[Any]:
+    return live_requests(request, engine(tokenizer), Channel(), hides_special=True)
 
 
 def test_samples_are_forks_of_the_first_of_their_prompt(tokenizer: Any) -> None:
-    made = submit(tokenizer, ask(prompts=2, n=3))
+    made = submit(tokenizer, wanted(prompts=2, n=3))
     assert [item.request.request_id for item in made] == [f"cmpl-7-{at}" for at in range(6)]
     first = [None, "cmpl-7-0", "cmpl-7-0", None, "cmpl-7-3", "cmpl-7-3"]
     assert [item.request.fork_of for item in made] == first
-    assert [item.params.seed for item in made] == [f"s-{at}" for at in range(6)]
+    assert [item.state.params.seed for item in made] == [f"s-{at}" for at in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -58,57 +58,57 @@ def test_samples_are_forks_of_the_first_of_their_prompt(tokenizer: Any) -> None:
 def test_a_prompt_is_scored_once_and_then_not_read_from_the_cache(
     tokenizer: Any, body: dict[str, Any], scores: int | None
 ) -> None:
-    first, fork = submit(tokenizer, ask(n=2, **body))
-    assert first.params.prompt_logprobs == scores
+    first, fork = submit(tokenizer, wanted(n=2, **body))
+    assert first.state.params.prompt_logprobs == scores
     assert first.request.reads_cache is (scores is None)
-    assert (fork.params.prompt_logprobs, fork.request.reads_cache) == (None, True)
+    assert (fork.state.params.prompt_logprobs, fork.request.reads_cache) == (None, True)
 
 
 def test_every_parameter_arrives(tokenizer: Any) -> None:
     (made,) = submit(
         tokenizer,
-        ask(
+        wanted(
             temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, repetition_penalty=1.5, presence_penalty=1,
             frequency_penalty=-1, logit_bias={"9": 1, "5": 2}, min_tokens=2, stop_token_ids=[7], logprobs=4, priority=3,
             cache_salt="salt",
         ),
     )  # fmt: skip
-    params, request = made.params, made.request
+    params, request = made.state.params, made.request
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 0, 0.1)
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, 1.0, -1.0)
     assert params.logit_bias == ((5, 2.0), (9, 1.0))
     assert (params.min_tokens, params.logprobs, params.prompt_len) == (2, 4, 2)
     assert params.stop_token_ids == request.stop_token_ids == {7, EOS}
     assert (request.priority, request.cache_salt, request.max_tokens, request.arrival) == (3, "salt", 9, 5.0)
-    (plain,) = submit(tokenizer, ask())
-    assert (plain.params.temperature, plain.params.top_p) == (1.0, 1.0), "OpenAI's defaults"
+    (plain,) = submit(tokenizer, wanted())
+    assert (plain.state.params.temperature, plain.state.params.top_p) == (1.0, 1.0), "OpenAI's defaults"
     assert plain.request.stop_token_ids == {EOS}
-    (ignoring,) = submit(tokenizer, ask(ignore_eos=True))
-    assert ignoring.request.stop_token_ids == ignoring.params.stop_token_ids == frozenset()
+    (ignoring,) = submit(tokenizer, wanted(ignore_eos=True))
+    assert ignoring.request.stop_token_ids == ignoring.state.params.stop_token_ids == frozenset()
 
 
 def test_scoring_alone_asks_for_one_token_without_scores(tokenizer: Any) -> None:
-    asked = ask(echo=True, logprobs=1, max_tokens=0)
-    object.__setattr__(asked, "budgets", (0,))
-    (made,) = submit(tokenizer, asked)
-    assert (made.request.max_tokens, made.params.logprobs, made.params.prompt_logprobs) == (1, None, 1)
-    assert not response_spec(asked, lambda: None).generates  # type: ignore[arg-type, return-value]
+    request = wanted(echo=True, logprobs=1, max_tokens=0)
+    object.__setattr__(request, "budgets", (0,))
+    (made,) = submit(tokenizer, request)
+    assert (made.request.max_tokens, made.state.params.logprobs, made.state.params.prompt_logprobs) == (1, None, 1)
+    assert not response_spec(request, lambda: None).generates  # type: ignore[arg-type, return-value]
 
 
 def test_tokens_are_spelled_only_where_asked_for(tokenizer: Any) -> None:
     def texts() -> Any:
         raise AssertionError
 
-    assert response_spec(ask(), texts).texts is None
-    assert response_spec(ask(ChatBody, top_logprobs=0), texts).logprobs is None
-    for asked in (ask(logprobs=0), ask(prompt_logprobs=0), ask(ChatBody, logprobs=True)):
+    assert response_spec(wanted(), texts).texts is None
+    assert response_spec(wanted(ChatBody, top_logprobs=0), texts).logprobs is None
+    for request in (wanted(logprobs=0), wanted(prompt_logprobs=0), wanted(ChatBody, logprobs=True)):
         with pytest.raises(AssertionError):
-            response_spec(asked, texts)
+            response_spec(request, texts)
 
 
 def test_more_min_tokens_than_can_come_are_a_400(tokenizer: Any) -> None:
     with pytest.raises(ApiError, match="min_tokens 10 exceeds the 9 tokens"):
-        submit(tokenizer, ask(min_tokens=10))
+        submit(tokenizer, wanted(min_tokens=10))
 
 
 def test_a_call_that_is_a_mark_stays_in_the_text(tokenizer: Any) -> None:

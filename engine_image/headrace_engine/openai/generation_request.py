@@ -1,4 +1,4 @@
-"""From a checked body and its prompts to what the engine is given, and the shape of the answer."""
+"""From a checked body and its prompts to what the engine is given, and to what the answer looks like."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace_core.scheduler.events import Request as EngineRequest
+from headrace_core.scheduler.events import Request as SchedulerRequest
 from headrace_engine.engine import Engine
 from headrace_engine.http.errors import invalid
-from headrace_engine.loop.live_request import Submission
+from headrace_engine.loop.live_request import LiveRequest
 from headrace_engine.model.generation import SuggestedSampling
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.responses import ResponseSpec
 from headrace_engine.openai.schema import ChatBody, CompletionBody, GenerationBody
-from headrace_engine.openai.streaming import Channel
 from headrace_engine.openai.tools import ToolParser
+from headrace_engine.outputs import EventSink
 from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.text.detokenize import TextStream
 from headrace_engine.text.token_text import TokenTexts
@@ -24,7 +24,7 @@ from headrace_engine.text.token_text import TokenTexts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A call, ready to be put to the engine. `budgets` has the output tokens of each prompt."""
+    """What one call asks of the engine. `budgets` has the output tokens of each prompt."""
 
     call_id: str
     model: str
@@ -60,83 +60,83 @@ class GenerationRequest:
         return max((top for top in wanted if top is not None), default=None)
 
 
-def response_spec(ask: GenerationRequest, texts: Callable[[], TokenTexts]) -> ResponseSpec:
+def response_spec(request: GenerationRequest, texts: Callable[[], TokenTexts]) -> ResponseSpec:
     """What the answer looks like. `texts` is slow the first time, and called only if tokens are spelled out."""
-    body = ask.body
+    body = request.body
     options = body.stream_options
     is_chat = isinstance(body, ChatBody)
     single = isinstance(body, ChatBody) and body.parallel_tool_calls is False
     return ResponseSpec(
-        id=ask.call_id,
+        id=request.call_id,
         created=int(time.time()),  # noqa: TID251  (OpenAI's `created` is unix time)
-        model=ask.model,
+        model=request.model,
         is_chat=is_chat,
-        prompts=ask.prompts,
+        prompts=request.prompts,
         samples=body.choices,
-        echo=ask.echoes,
-        generates=ask.generates,
-        logprobs=ask.logprobs,
+        echo=request.echoes,
+        generates=request.generates,
+        logprobs=request.logprobs,
         prompt_logprobs=body.prompt_logprobs,
         token_ids=bool(body.return_token_ids),
         usage=options is not None and bool(options.include_usage),
         usage_always=options is not None and bool(options.continuous_usage_stats),
         stop_token_ids=frozenset(body.stop_token_ids or ()),
-        new_parser=ask.new_parser,
+        new_parser=request.new_parser,
         max_calls=1 if single else None,
-        texts=texts() if ask.logprobs is not None or body.prompt_logprobs is not None else None,
+        texts=texts() if request.logprobs is not None or body.prompt_logprobs is not None else None,
     )
 
 
-def submissions_of(
-    ask: GenerationRequest, engine: Engine, channel: Channel, *, hides_special: bool
-) -> list[Submission]:
-    """One for each sample of each prompt; further samples of a prompt are forks of its first."""
+def live_requests(
+    request: GenerationRequest, engine: Engine, sink: EventSink, *, hides_special: bool
+) -> list[LiveRequest]:
+    """One for each sample of each prompt; further samples of a prompt are forks of its first. Raises `ApiError` 400."""
     made = []
-    for at, (prompt, budget) in enumerate(zip(ask.prompts, ask.budgets, strict=True)):
-        if ask.body.min_tokens > budget:
+    for at, (prompt, budget) in enumerate(zip(request.prompts, request.budgets, strict=True)):
+        if request.body.min_tokens > budget:
             raise invalid(
-                f"min_tokens {ask.body.min_tokens} exceeds the {budget} tokens that may be generated: lower it, or "
+                f"min_tokens {request.body.min_tokens} exceeds the {budget} tokens that may be generated: lower it, or "
                 "raise max_tokens", param="min_tokens", code="invalid_value",
             )  # fmt: skip
-        first = at * ask.body.choices
+        first = at * request.body.choices
         made += [
-            _submission(ask, engine, prompt, budget=budget, index=first + sample, first=first, channel=channel,
-                        hides_special=hides_special)
-            for sample in range(ask.body.choices)
+            _live_request(request, engine, prompt, budget=budget, index=first + sample, first=first, sink=sink,
+                          hides_special=hides_special)
+            for sample in range(request.body.choices)
         ]  # fmt: skip
     return made
 
 
-def _submission(
-    ask: GenerationRequest, engine: Engine, prompt: Prompt, *, budget: int, index: int, first: int, channel: Channel,
+def _live_request(
+    request: GenerationRequest, engine: Engine, prompt: Prompt, *, budget: int, index: int, first: int, sink: EventSink,
     hides_special: bool,
-) -> Submission:  # fmt: skip
-    body, is_fork = ask.body, index != first
+) -> LiveRequest:  # fmt: skip
+    body, is_fork = request.body, index != first
     ends = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else engine.model.eos_token_ids)
     # Samples share their prompt's scores.
-    prompt_scores = None if is_fork else ask.prompt_scores
-    return Submission(
-        request=EngineRequest(
-            request_id=f"{ask.call_id}-{index}", prompt_token_ids=prompt.ids, max_tokens=max(1, budget),
-            arrival=ask.arrival, stop_token_ids=ends, priority=body.priority, cache_salt=body.cache_salt or "",
-            reads_cache=prompt_scores is None, fork_of=f"{ask.call_id}-{first}" if is_fork else None,
+    prompt_scores = None if is_fork else request.prompt_scores
+    return LiveRequest(
+        SchedulerRequest(
+            request_id=f"{request.call_id}-{index}", prompt_token_ids=prompt.ids, max_tokens=max(1, budget),
+            arrival=request.arrival, stop_token_ids=ends, priority=body.priority, cache_salt=body.cache_salt or "",
+            reads_cache=prompt_scores is None, fork_of=f"{request.call_id}-{first}" if is_fork else None,
         ),
-        params=_params(
-            ask, engine.sampling, prompt_len=len(prompt.ids), ends=ends, index=index, prompt_scores=prompt_scores
+        _params(
+            request, engine.sampling, prompt_len=len(prompt.ids), ends=ends, index=index, prompt_scores=prompt_scores
         ),
-        text=TextStream(
+        TextStream(
             engine.model.tokenizer, prompt.ids, stops=body.stops, incremental=bool(body.stream),
             include_stop=body.include_stop_str_in_output, min_tokens=body.min_tokens, skip_special=hides_special,
         ),
-        events=channel.entry(index),
+        sink=sink, index=index, eos_token_ids=engine.model.eos_token_ids,
     )  # fmt: skip
 
 
 def _params(
-    ask: GenerationRequest, default: SuggestedSampling, *, prompt_len: int, ends: frozenset[int], index: int,
+    request: GenerationRequest, default: SuggestedSampling, *, prompt_len: int, ends: frozenset[int], index: int,
     prompt_scores: int | None,
 ) -> SamplingParams:  # fmt: skip
-    body = ask.body
+    body = request.body
     return SamplingParams(
         prompt_len=prompt_len,
         temperature=default.temperature if body.temperature is None else body.temperature,
@@ -147,10 +147,10 @@ def _params(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=tuple(sorted(body.biases.items())),
-        seed=f"{ask.seed}-{index}",
+        seed=f"{request.seed}-{index}",
         min_tokens=body.min_tokens,
         stop_token_ids=ends,
-        logprobs=ask.logprobs if ask.generates else None,
+        logprobs=request.logprobs if request.generates else None,
         prompt_logprobs=prompt_scores,
-        grammar=ask.grammar,
+        grammar=request.grammar,
     )
