@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import Any
 
 from headrace_bench.errors import BenchError
-from headrace_bench.serve.plan import RequestMix
 from headrace_core.knobs.resolve import EngineConfig, resolve
 from headrace_core.workload.lengths import Length
+from headrace_core.workload.plans import RequestMix
 
 CHUNK_COST = 1.35  # a chunk's tokens may cost this much of the cheapest that a step's tokens get
 SMALLEST_CHUNK = 32

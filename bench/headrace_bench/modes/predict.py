@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace_bench.modes.design import Calibration, Design, Mode
-from headrace_bench.serve.plan import endless
 from headrace_core.scheduler.events import Finished, Request, StepResult, Token
 from headrace_core.scheduler.scheduler import Scheduler
-from headrace_core.workload.plans import PlannedRequest
+from headrace_core.workload.plans import PlannedRequest, endless
 
 STEPS = 1500
 SEED = 11

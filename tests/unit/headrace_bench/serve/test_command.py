@@ -290,9 +290,9 @@ async def test_the_live_view_shows_rates_and_latencies(server) -> None:
     terminal = Console(width=80, force_terminal=True, file=io.StringIO())
     async with load_session() as session:
         client = LoadClient(endpoint=Endpoint(url=server.url, model="fake"), session=session, salt="s", exact=False)
-        from headrace_bench.serve.plan import RequestMix, plan_window
         from headrace_core.workload.arrivals import Arrivals
         from headrace_core.workload.lengths import Length
+        from headrace_core.workload.plans import RequestMix, plan_window
 
         shape = RequestMix(prompt=Length.parse("8"), output=Length.parse("10"))
         plan = plan_window(Arrivals(rate=20), shape, requests=20, duration=1.0, seed=1)
