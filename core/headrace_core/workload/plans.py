@@ -1,8 +1,8 @@
 """Plans of load: who arrives when, with how long a prompt and answer. Pure and seeded.
 
-Arrivals are a Poisson process conditioned on its count, and the mix of short and long prompts is exact: the offered
-load of a window is the one asked for, and only its order and its lengths are random. Two configs that get the same seed
-get the same plan, request by request.
+The count of a window and its mix of short and long prompts are exact: the offered load is the one asked for, and only
+its order and its lengths are random. Two configs that get the same seed get the same plan, request by request. Each
+aspect has a random stream of its own, so another rate leaves the lengths as they were.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import count
 from typing import Any
 
 from headrace_core.workload.arrivals import Arrivals
 from headrace_core.workload.lengths import Length
 
-SPREAD = 0.25  # lengths are uniform within this share of their mean, so that a mean of 768 never exceeds 960
+ONE_A_SECOND = Arrivals(rate=1.0)
 
 
 class RequestKind(StrEnum):
@@ -91,7 +92,7 @@ class RequestMix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A stationary open-loop load: `rate` in requests per second, `duration` in seconds, lengths in tokens."""
+    """A stationary open-loop load in six numbers: requests a second, seconds, mean lengths in tokens."""
 
     rate: float
     duration: float
@@ -113,13 +114,28 @@ class Workload:
     @property
     def requests(self) -> int:
         """Requests of one plan, at least 1."""
-        return max(1, round(self.rate * self.duration))
+        return self.arrivals.count(self.duration)
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """A Poisson process."""
+        return Arrivals(rate=self.rate)
+
+    @property
+    def mix(self) -> RequestMix:
+        """Each length within a quarter of its mean."""
+        long = Length.around(self.long_prompt_tokens) if self.long_share > 0 else None
+        return RequestMix(
+            prompt=Length.around(self.short_prompt_tokens),
+            output=Length.around(self.output_tokens),
+            long=long,
+            long_share=self.long_share,
+        )
 
     @property
     def longest(self) -> int:
         """Upper bound of prompt plus output, in tokens."""
-        prompt = max(self.short_prompt_tokens, self.long_prompt_tokens if self.long_share > 0 else 0)
-        return _bounds(prompt)[1] + _bounds(self.output_tokens)[1]
+        return self.mix.longest
 
 
 def plan_window(
@@ -128,8 +144,8 @@ def plan_window(
     """The requests of one window of `duration` seconds, in order of arrival."""
     streams = {name: _stream(seed, name) for name in ("arrivals", "kind", "prompt", "output", "prefix")}
     times = arrivals.times(requests, duration, streams["arrivals"])
-    kinds = mix(requests, long_share=shape.long_share, rng=streams["kind"])
-    return [_mixed_request(shape, streams, at=at, kind=kind) for at, kind in zip(times, kinds, strict=True)]
+    kinds = _kinds(requests, long_share=shape.long_share, rng=streams["kind"])
+    return [_request(shape, streams, at=at, kind=kind) for at, kind in zip(times, kinds, strict=True)]
 
 
 def with_warmup(
@@ -149,14 +165,15 @@ def with_warmup(
     return before + [replace(request, at=request.at + warmup) for request in measured]
 
 
-def endless(shape: RequestMix, seed: int, *, block: int = 64) -> Iterator[PlannedRequest]:
-    """Requests without times and without an end, for a closed loop; the mix is exact in each block."""
-    arrivals, number = Arrivals(rate=1.0), 0
-    while True:
-        yield from plan_window(
-            arrivals, shape, requests=block, duration=float(block), seed=derive_seed(seed, "block", number)
-        )
-        number += 1
+def endless(
+    shape: RequestMix, seed: int, *, arrivals: Arrivals = ONE_A_SECOND, block: int = 64
+) -> Iterator[PlannedRequest]:  # fmt: skip
+    """Requests without an end, exact in mix and rate in each block of that many. A closed loop ignores the times."""
+    seconds = arrivals.seconds(block)
+    for number in count():
+        plan = plan_window(arrivals, shape, requests=block, duration=seconds, seed=derive_seed(seed, "block", number))
+        for request in plan:
+            yield replace(request, at=request.at + number * seconds)
 
 
 def last_arrival(plan: Sequence[PlannedRequest]) -> float:
@@ -166,32 +183,20 @@ def last_arrival(plan: Sequence[PlannedRequest]) -> float:
 
 def plan_load(workload: Workload, seed: int) -> tuple[PlannedRequest, ...]:
     """The requests of one window, in order of arrival."""
-    rng = random.Random(seed)  # noqa: S311  (repeatable, not secret)
-    arrivals = sorted(rng.uniform(0, workload.duration) for _ in range(workload.requests))
-    kinds = mix(workload.requests, long_share=workload.long_share, rng=rng)
-    return tuple(_request(workload, rng, at=at, kind=kind) for at, kind in zip(arrivals, kinds, strict=True))
+    plan = plan_window(
+        workload.arrivals, workload.mix, requests=workload.requests, duration=workload.duration, seed=seed
+    )
+    return tuple(plan)
 
 
 def endless_load(workload: Workload, seed: int) -> Iterator[PlannedRequest]:
-    """The same load without an end: windows of fresh seeds, one after another."""
-    window = 0
-    while True:
-        for request in plan_load(workload, derive_seed(seed, window)):
-            yield replace(request, at=request.at + window * workload.duration)
-        window += 1
+    """The same load without an end."""
+    return endless(workload.mix, seed, arrivals=workload.arrivals, block=workload.requests)
 
 
 def derive_seed(*parts: int | str) -> int:
     """A seed that differs wherever a part does, the same on every machine and in every run."""
     return random.Random(":".join(map(str, parts))).getrandbits(31)  # noqa: S311
-
-
-def mix(requests: int, *, long_share: float, rng: random.Random) -> list[RequestKind]:
-    """The kind of each request: exact in its share, random in its order."""
-    long = round(long_share * requests)
-    kinds = [RequestKind.LONG] * long + [RequestKind.SHORT] * (requests - long)
-    rng.shuffle(kinds)
-    return kinds
 
 
 def prompt_ids(count: int, *, salt: str, low: int, high: int) -> list[int]:
@@ -200,28 +205,19 @@ def prompt_ids(count: int, *, salt: str, low: int, high: int) -> list[int]:
     return [rng.randrange(low, high) for _ in range(count)]
 
 
-def _request(workload: Workload, rng: random.Random, *, at: float, kind: RequestKind) -> PlannedRequest:
-    mean = workload.long_prompt_tokens if kind is RequestKind.LONG else workload.short_prompt_tokens
-    return PlannedRequest(
-        at=at,
-        prompt_tokens=rng.randint(*_bounds(mean)),
-        output_tokens=rng.randint(*_bounds(workload.output_tokens)),
-        kind=kind,
-    )
-
-
-def _bounds(mean: int) -> tuple[int, int]:
-    spread = int(mean * SPREAD)
-    return mean - spread, mean + spread
+def _kinds(requests: int, *, long_share: float, rng: random.Random) -> list[RequestKind]:
+    """The kind of each request: exact in its share, random in its order."""
+    long = round(long_share * requests)
+    kinds = [RequestKind.LONG] * long + [RequestKind.SHORT] * (requests - long)
+    rng.shuffle(kinds)
+    return kinds
 
 
 def _stream(seed: int, name: str) -> random.Random:
     return random.Random(derive_seed(seed, name))  # noqa: S311  (repeatable, not secret)
 
 
-def _mixed_request(
-    shape: RequestMix, streams: dict[str, random.Random], *, at: float, kind: RequestKind
-) -> PlannedRequest:
+def _request(shape: RequestMix, streams: dict[str, random.Random], *, at: float, kind: RequestKind) -> PlannedRequest:
     length = shape.long if kind is RequestKind.LONG and shape.long is not None else shape.prompt
     prefix, rng = shape.prefix, streams["prefix"]
     shared, group = rng.random() < prefix.share, rng.randrange(prefix.groups)

@@ -29,3 +29,9 @@ def test_lengths_are_read(text: str, low: int, high: int, mean: float) -> None:
 def test_a_bad_length_is_shown(text: str) -> None:
     with pytest.raises(ValueError, match=r"length|bound|sigma|mean"):
         Length.parse(text)
+
+
+def test_lengths_around_a_mean_stay_within_a_quarter_of_it() -> None:
+    length = Length.around(768)
+    assert (length.low, length.high, length.mean) == (576, 960, 768)
+    assert Length.around(1) == Length.parse("1")

@@ -110,6 +110,18 @@ def test_endless_load_goes_on_in_time_with_fresh_seeds() -> None:
     assert [item.prompt_tokens for item in requests[:20]] != [item.prompt_tokens for item in requests[20:40]]
 
 
+def test_endless_load_holds_the_rate_of_a_window_that_is_shorter_than_one_request_takes() -> None:
+    source = endless_load(Workload(rate=0.01, duration=5.0, short_prompt_tokens=8, output_tokens=1), 0)
+    assert 400 <= [next(source) for _ in range(5)][-1].at <= 500
+
+
+def test_a_load_of_six_numbers_is_a_window_of_its_arrivals_and_its_mix() -> None:
+    plan = plan_window(LOAD.arrivals, LOAD.mix, requests=20, duration=10.0, seed=7)
+    assert plan_load(LOAD, 7) == tuple(plan)
+    faster = replace(LOAD, rate=4.0, duration=5.0)
+    assert [item.prompt_tokens for item in plan_load(faster, 7)] == [item.prompt_tokens for item in plan]
+
+
 def test_prompts_have_their_length_and_differ_by_salt() -> None:
     first, second = (prompt_ids(50, salt=salt, low=32, high=96) for salt in ("a:0", "b:0"))
     assert len(first) == len(second) == 50
