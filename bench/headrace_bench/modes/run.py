@@ -15,7 +15,6 @@ from typing import Any
 from headrace_bench.errors import BenchError
 from headrace_bench.host_info import describe_machine, load_average
 from headrace_bench.modes.design import (
-    Calibration,
     Design,
     LoadRates,
     Mode,
@@ -31,6 +30,7 @@ from headrace_bench.modes.options import LoadLengths, ModesOptions, parse_length
 from headrace_bench.modes.outcome import LevelRun
 from headrace_bench.modes.predict import batch_seconds, predict
 from headrace_client.load.client import load_session
+from headrace_core.sim.calibration import Calibration
 
 BUSY_MACHINE = 0.75  # processes a core that want to run before we begin
 FEW = 50  # requests at the high load

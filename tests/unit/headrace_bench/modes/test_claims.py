@@ -10,7 +10,7 @@ from rich.console import Console
 
 from headrace_bench.modes.claims import Claim, ClaimVerdict, check_claims, prices
 from headrace_bench.modes.command import Judged, bench_modes_result
-from headrace_bench.modes.design import Calibration, Level, LoadRates, Mode, Windows, make_design
+from headrace_bench.modes.design import Level, LoadRates, Mode, Windows, make_design
 from headrace_bench.modes.equal import compare_answers
 from headrace_bench.modes.lab import LabSetting
 from headrace_bench.modes.options import ModesOptions, parse_lengths
@@ -29,6 +29,7 @@ from headrace_bench.modes.table import cell_notes
 from headrace_bench.serve.result import ServeWindow
 from headrace_bench.serve.watch import Health
 from headrace_client.load.client import ErrorKind, RequestRecord
+from headrace_core.sim.calibration import Calibration
 from headrace_core.workload.plans import RequestKind
 
 HEALTH = Health(seconds=10.0, cpu_share=0.2, loop_lag=None)

@@ -1,12 +1,9 @@
 """From step times to chunk, rates, order and windows; what the engine's scheduler predicts on them."""
 
-import json
-
 import pytest
 
 from headrace_bench.errors import BenchError
 from headrace_bench.modes.design import (
-    Calibration,
     Mode,
     choose_chunk,
     choose_rates,
@@ -17,6 +14,7 @@ from headrace_bench.modes.design import (
 from headrace_bench.modes.options import ModesOptions, parse_lengths
 from headrace_bench.modes.predict import batch_seconds, predict
 from headrace_core.knobs.table import KNOB_BY_NAME
+from headrace_core.sim.calibration import Calibration
 from headrace_core.workload.lengths import Length
 
 # A step costs 50 ms and 2 ms a row.
@@ -31,25 +29,6 @@ def design(**more: object):
         "output": Length.parse("lognormal:20:1.2:120"), "max_model_len": 4096,
     }  # fmt: skip
     return make_design(**base | more)
-
-
-def test_a_calibration_is_what_bench_engine_prints() -> None:
-    text = {"decode_step_seconds": {"1": 0.1}, "prefill_step_seconds": {"32": 0.2}, "dtype": "float32"}
-    parsed = Calibration.from_json(json.loads(json.dumps(text)))
-    assert (parsed.decode, parsed.prefill, parsed.facts) == ({1: 0.1}, {32: 0.2}, {"dtype": "float32"})
-
-
-@pytest.mark.parametrize("data", [[], {}, {"decode_step_seconds": {}}, {"decode_step_seconds": {"x": 1}}, None])
-def test_something_else_is_refused(data: object) -> None:
-    with pytest.raises(BenchError, match="is no calibration"):
-        Calibration.from_json(data)
-
-
-def test_steps_are_interpolated_and_go_on_along_the_last_slope() -> None:
-    assert STEPS.step(1) == 0.052
-    assert STEPS.step(8) == pytest.approx(0.066)
-    assert STEPS.step(100) == pytest.approx(0.25)
-    assert STEPS.step(1024) == pytest.approx(2.098)
 
 
 def test_the_chunk_is_the_smallest_that_costs_little_more_than_the_best() -> None:
@@ -139,7 +118,7 @@ def test_a_prediction_can_have_a_duration_and_a_batch_takes_its_longest_member()
     short = predict(design(), STEPS, Mode.CHUNKED, duration=5.0)
     assert 5.0 <= short.seconds < 8.0
     assert short.tokens > 0
-    assert batch_seconds(design(), STEPS) > 40 * STEPS.step(8)
+    assert batch_seconds(design(), STEPS) > 40 * STEPS.rows_step(8)
 
 
 @pytest.mark.parametrize(
