@@ -8,7 +8,7 @@ import pytest
 
 from headrace_bench.errors import BenchError
 from headrace_bench.modes import server
-from headrace_bench.modes.run import engine_command, out_file
+from headrace_bench.modes.run import out_file
 from headrace_bench.modes.server import EngineProcess, running_engine, wait_idle
 from headrace_bench.server_facts import differing, facts_of, server_facts
 from headrace_client import prom_text
@@ -50,11 +50,6 @@ async def test_a_process_that_ignores_being_asked_is_ended_all_the_same(monkeypa
     assert process.returncode == -9
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
-
-
-async def test_a_command_of_the_engine_that_fails_says_its_words() -> None:
-    with pytest.raises(BenchError, match=r"(?s)headrace_engine no-such-command failed:\n.*No such command"):
-        await engine_command("no-such-command")
 
 
 async def test_waiting_for_idleness_reads_the_gauges(server, tmp_path) -> None:
