@@ -35,7 +35,7 @@ def predict(
     config, longest = design.config(mode), design.shape.longest
     engine = SimulatedEngine(
         config=config,
-        step_time=calibration.by_rows,
+        step_time=calibration.step_seconds,
         num_blocks=2 + 2 * design.max_num_seqs * (longest // config.block_size + 2),
         max_model_len=longest + 1,
     )

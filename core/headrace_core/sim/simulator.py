@@ -42,7 +42,7 @@ class SimulationError(HeadraceError):
 
 
 class StepTime(Protocol):
-    """A step-time model: `Calibration.by_rows`, a learned one, or any function."""
+    """A step-time model: `Calibration.step_seconds`, a learned one, or any function."""
 
     def __call__(self, plan: StepPlan, /) -> float:
         """Seconds that the step takes, above 0."""

@@ -26,7 +26,7 @@ def play(
         output_tokens=told.OUTPUT_TOKENS, long_prompt_tokens=told.LONG_PROMPT, long_share=told.LONG_SHARE,
     )  # fmt: skip
     engine = SimulatedEngine(
-        config=resolve(knobs), step_time=calibration.by_parts, num_blocks=BLOCKS, max_model_len=CONTEXT,
+        config=resolve(knobs), step_time=calibration.step_seconds, num_blocks=BLOCKS, max_model_len=CONTEXT,
         speed=lambda _: speed, jitter=JITTER, seed=seed,
     )  # fmt: skip
     return Simulator(engine, OpenLoop(plan_load(load, seed))).run()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headrace_core.scheduler.events import ScheduledSeq, StepPlan
-from headrace_core.sim.calibration import BESIDE, Calibration, CalibrationError, interpolate
+from headrace_core.sim.calibration import Calibration, CalibrationError, interpolate
 
 # A step costs 50 ms and 2 ms a row.
 STEPS = Calibration(
@@ -65,14 +65,15 @@ def test_rows_go_from_sequences_to_tokens_of_a_prompt() -> None:
     assert STEPS.rows_step(8) == pytest.approx(0.066)
     assert STEPS.rows_step(100) == pytest.approx(0.25)
     assert STEPS.rows_step(1024) == pytest.approx(2.098)
-    assert STEPS.by_rows(plan(decodes=4, prefill=96)) == STEPS.rows_step(100)
 
 
-def test_decodes_beside_a_chunk_cost_a_part_of_what_they_cost_alone() -> None:
-    assert STEPS.by_parts(plan(decodes=4, prefill=0)) == STEPS.decode_step(4)
-    assert STEPS.by_parts(plan(decodes=0, prefill=64)) == STEPS.prefill_step(64)
-    both = STEPS.prefill_step(64) + BESIDE * STEPS.decode_step(4)
-    assert STEPS.by_parts(plan(decodes=4, prefill=64)) == pytest.approx(both)
+def test_a_step_costs_by_its_rows_and_never_less_than_its_decodes_alone() -> None:
+    for decodes, prefill in ((4, 0), (0, 64), (4, 64)):
+        assert STEPS.step_seconds(plan(decodes=decodes, prefill=prefill)) == STEPS.rows_step(decodes + prefill)
+    # Decodes read a context each: sixteen of them take longer than 32 tokens of one prompt.
+    dear = Calibration(decode={1: 0.1, 16: 0.4}, prefill={32: 0.3, 64: 0.5})
+    assert dear.step_seconds(plan(decodes=16, prefill=16)) == 0.4
+    assert dear.step_seconds(plan(decodes=0, prefill=32)) == 0.3
 
 
 def test_a_prompt_takes_its_chunks_and_what_is_left() -> None:
