@@ -6,14 +6,11 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CPU_FEATURES = (
-    "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm",
-    "sve",
-)  # fmt: skip
+from headrace_core import cpu_info
+
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "CUDA_VISIBLE_DEVICES")
 PACKAGES = ("headrace", "aiohttp", "torch", "transformers")
 
@@ -24,8 +21,8 @@ def describe_machine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": cpu_model(cpuinfo),
-        "cpu_features": cpu_features(cpuinfo),
+        "cpu": cpu_info.cpu_model(cpuinfo) or platform.processor() or platform.machine(),
+        "cpu_features": list(cpu_info.cpu_features(cpuinfo)),
         "cores": cores(),
         "cores_of_machine": os.cpu_count(),
         "memory_bytes": _memory(),
@@ -45,29 +42,11 @@ def load_average() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def cpu_model(cpuinfo: Mapping[str, str]) -> str:
-    """Name of the processor, as far as it is known."""
-    return cpuinfo.get("model name") or platform.processor() or platform.machine()
-
-
-def cpu_features(cpuinfo: Mapping[str, str]) -> list[str]:
-    """Those instruction sets that matter for a model's speed."""
-    flags = set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
-    return [name for name in CPU_FEATURES if name in flags]
-
-
-def parse_cpuinfo(text: str) -> dict[str, str]:
-    """The first processor's fields of /proc/cpuinfo."""
-    first = text.split("\n\n", 1)[0]
-    fields = (line.partition(":") for line in first.splitlines() if ":" in line)
-    return {name.strip(): value.strip() for name, _, value in fields}
-
-
-def _cpuinfo() -> dict[str, str]:
+def _cpuinfo() -> str:
     try:
-        return parse_cpuinfo(Path("/proc/cpuinfo").read_text())
+        return Path("/proc/cpuinfo").read_text()
     except OSError:
-        return {}
+        return ""
 
 
 def _memory() -> int | None:

@@ -9,12 +9,12 @@ from headrace_cli.lazy import LazyCommand, lazy_group
 BENCHES = {
     "engine": LazyCommand("headrace_engine.cli:bench_engine", "engine", "Step times of a model on this machine."),
     "quality": LazyCommand(
-        "headrace_engine.quality.command:bench_quality", "engine", "Whether two configs say the same."
+        "headrace_bench.quality.command:bench_quality", "bench", "Whether two configs say the same."
     ),
-    "serve": LazyCommand("headrace_bench.serve.command:bench_serve", "tuner", "Load on any OpenAI server."),
-    "compare": LazyCommand("headrace_bench.serve.command:bench_compare", "tuner", "Two results of serve side by side."),
+    "serve": LazyCommand("headrace_bench.serve.command:bench_serve", "bench", "Load on any OpenAI server."),
+    "compare": LazyCommand("headrace_bench.serve.command:bench_compare", "bench", "Two results of serve side by side."),
     "modes": LazyCommand(
-        "headrace_bench.modes.command:bench_modes", "tuner", "Static, continuous, chunked, side by side."
+        "headrace_bench.modes.command:bench_modes", "bench", "Static, continuous, chunked, side by side."
     ),
 }
 

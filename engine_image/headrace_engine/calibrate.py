@@ -12,6 +12,7 @@ import torch
 
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.events import ScheduledSeq
+from headrace_core.sim.calibration import TABLES
 from headrace_engine import device as devices
 from headrace_engine.attention.kv_cache import make_pool
 from headrace_engine.engine import load, pick_attention
@@ -45,9 +46,9 @@ def calibrate(
     stored = devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype)
     pool = make_pool(layers, num_blocks=blocks, block_size=config.block_size, device=loaded.device, dtype=stored)
     runner = ModelRunner(loaded, pool, pick_attention(loaded, layers, config))
-    seconds: dict[str, dict[str, float]] = {"decode": {}, "prefill": {}}
+    seconds: dict[str, dict[str, float]] = {kind: {} for kind in TABLES}
     for case in (*decodes, *prefills):
-        took = _time(runner, _step(case, config.block_size))
+        took = _time(runner, _step(case, config.block_size, vocabulary=loaded.vocab_size))
         seconds[case.kind][str(case.size)] = took
         report(case, took)
     return {
@@ -61,23 +62,25 @@ def calibrate(
         "threads": torch.get_num_threads(),
         "parameters": loaded.num_parameters,
         "context": CONTEXT,
-        "decode_step_seconds": seconds["decode"],
-        "prefill_step_seconds": seconds["prefill"],
+        **{key: seconds[kind] for kind, key in TABLES.items()},
     }
 
 
-def _step(case: Case, block_size: int) -> list[ScheduledSeq]:
+def _step(case: Case, block_size: int, *, vocabulary: int) -> list[ScheduledSeq]:
+    tokens = tuple(at % vocabulary for at in range(5, 5 + case.size))
     if case.kind == "prefill":
         table = tuple(range(1, 2 + case.size // block_size))
-        return [_seq("p", 0, case.size, table, is_prefill=True)]
+        return [_seq("p", 0, tokens, table, is_prefill=True)]
     width = CONTEXT // block_size + 1
     tables = [tuple(range(1 + at * width, 1 + (at + 1) * width)) for at in range(case.size)]
-    return [_seq(str(at), CONTEXT, 1, table, is_prefill=False) for at, table in enumerate(tables)]
+    return [_seq(str(at), CONTEXT, tokens[:1], table, is_prefill=False) for at, table in enumerate(tables)]
 
 
-def _seq(name: str, start: int, tokens: int, table: tuple[int, ...], *, is_prefill: bool) -> ScheduledSeq:
+def _seq(
+    name: str, start: int, tokens: tuple[int, ...], table: tuple[int, ...], *, is_prefill: bool
+) -> ScheduledSeq:  # fmt: skip
     return ScheduledSeq(
-        request_id=name, start=start, token_ids=tuple(range(5, 5 + tokens)), block_table=table, samples=True,
+        request_id=name, start=start, token_ids=tokens, block_table=table, samples=True,
         is_prefill=is_prefill,
     )  # fmt: skip
 

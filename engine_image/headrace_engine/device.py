@@ -8,27 +8,18 @@ from pathlib import Path
 
 import torch
 
+from headrace_core import cpu_info
 from headrace_engine.errors import SettingsError
 
-# What decides the speed of matrix products, as /proc/cpuinfo spells it.
-FEATURES = (
-    "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8",
-    "asimd", "asimdhp", "bf16", "i8mm", "sve",
-)  # fmt: skip
 FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTO_DTYPE_VARIABLE = "HEADRACE_AUTO_DTYPE"
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def cpu_features(cpuinfo: str | None = None) -> tuple[str, ...]:
-    """Those of `FEATURES` that the CPU has."""
-    if cpuinfo is None:
-        path = Path("/proc/cpuinfo")
-        cpuinfo = path.read_text() if path.exists() else ""
-    line = next((line for line in cpuinfo.splitlines() if line.lower().startswith(("flags", "features"))), "")
-    flags = set(line.partition(":")[2].split())
-    return tuple(name for name in FEATURES if name in flags)
+def cpu_features() -> tuple[str, ...]:
+    """Those instruction sets of this machine's CPU that decide a model's speed."""
+    return cpu_info.cpu_features(_read(Path("/proc/cpuinfo")))
 
 
 def available_cores() -> int:

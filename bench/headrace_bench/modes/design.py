@@ -13,9 +13,10 @@ from enum import StrEnum
 from typing import Any
 
 from headrace_bench.errors import BenchError
-from headrace_bench.serve.plan import RequestMix
 from headrace_core.knobs.resolve import EngineConfig, resolve
+from headrace_core.sim.calibration import Calibration
 from headrace_core.workload.lengths import Length
+from headrace_core.workload.plans import RequestMix
 
 CHUNK_COST = 1.35  # a chunk's tokens may cost this much of the cheapest that a step's tokens get
 SMALLEST_CHUNK = 32
@@ -40,35 +41,6 @@ class Level(StrEnum):
     LOW = "low"
     HIGH = "high"
     FULL = "full"
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Step times in seconds (`headrace bench engine --json`): `decode` by sequences, `prefill` by tokens of a chunk."""
-
-    decode: Mapping[int, float]
-    prefill: Mapping[int, float]
-    facts: Mapping[str, Any]
-
-    @classmethod
-    def from_json(cls, data: object) -> Calibration:
-        """Read the output of `headrace bench engine --json`. Raises `BenchError`."""
-        try:
-            if not isinstance(data, dict):
-                raise TypeError(f"an object is expected, got {data!r:.60}")
-            tables = {name: _table(data[f"{name}_step_seconds"]) for name in ("decode", "prefill")}
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise BenchError(
-                f"this is no calibration; `headrace bench engine MODEL --json` makes one: {error!r}"
-            ) from error
-        times = ("decode_step_seconds", "prefill_step_seconds")
-        return cls(tables["decode"], tables["prefill"], {k: v for k, v in data.items() if k not in times})
-
-    def step(self, rows: int) -> float:
-        """Seconds of a step with that many rows, each a decoding sequence or a token of a prompt."""
-        largest = max(self.decode)
-        beyond = {tokens: seconds for tokens, seconds in self.prefill.items() if tokens > largest}
-        return _interpolate(dict(self.decode) | beyond, rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,20 +170,3 @@ def share_out(seconds: float, *, visits: int, start: float, batch: float) -> Win
         full=full,
         full_static=max(full, min(BATCHES * batch, 2.5 * full)),
     )
-
-
-def _table(raw: Mapping[str, Any]) -> dict[int, float]:
-    table = {int(key): float(value) for key, value in raw.items()}
-    if not table or min(table) < 1 or min(table.values()) <= 0:
-        raise ValueError(f"a table of step times is expected, got {raw!r}")
-    return table
-
-
-def _interpolate(points: Mapping[int, float], at: float) -> float:
-    """Piecewise linear; flat before the first point, beyond the last along its slope."""
-    ordered = sorted(points.items())
-    if at <= ordered[0][0] or len(ordered) == 1:
-        return ordered[0][1] * max(1.0, at / ordered[0][0])
-    index = next((i for i, (rows, _) in enumerate(ordered) if rows >= at), len(ordered) - 1)
-    (left, low), (right, high) = ordered[index - 1], ordered[index]
-    return low + max(0.0, high - low) * (at - left) / (right - left)

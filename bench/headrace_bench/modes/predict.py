@@ -1,19 +1,16 @@
-"""What a mode can carry, before it is measured: the engine's own scheduler on a clock of measured step times. Pure."""
+"""What a mode can carry, before it is measured: the simulator on measured step times. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace_bench.modes.design import Calibration, Design, Mode
-from headrace_bench.serve.plan import endless
-from headrace_core.scheduler.events import Finished, Request, StepResult, Token
-from headrace_core.scheduler.scheduler import Scheduler
-from headrace_core.workload.plans import PlannedRequest
+from headrace_bench.modes.design import Design, Mode
+from headrace_core.sim.calibration import Calibration
+from headrace_core.sim.simulator import ClosedLoop, SimulatedEngine, Simulator
+from headrace_core.workload.plans import endless
 
 STEPS = 1500
 SEED = 11
-ANY_TOKEN = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +32,16 @@ def predict(
     seed: int = SEED,
 ) -> Predicted:  # fmt: skip
     """Run `steps` steps, or `duration` seconds, with twice as many requests as the batch holds."""
-    simulation = _Simulation(design, calibration, mode, endless(design.shape, seed))
-    taken = 0
-    while simulation.now < duration if duration is not None else taken < steps:
-        simulation.step()
-        taken += 1
-    return Predicted(simulation.ended, simulation.tokens, simulation.now)
+    config, longest = design.config(mode), design.shape.longest
+    engine = SimulatedEngine(
+        config=config,
+        step_time=calibration.step_seconds,
+        num_blocks=2 + 2 * design.max_num_seqs * (longest // config.block_size + 2),
+        max_model_len=longest + 1,
+    )
+    simulator = Simulator(engine, ClosedLoop(endless(design.shape, seed), 2 * design.max_num_seqs))
+    run = simulator.run(until=duration) if duration is not None else simulator.run(steps=steps)
+    return Predicted(run.completed, run.tokens, run.seconds)
 
 
 def batch_seconds(design: Design, calibration: Calibration) -> float:
@@ -48,40 +49,3 @@ def batch_seconds(design: Design, calibration: Calibration) -> float:
     predicted = predict(design, calibration, Mode.STATIC)
     batches = max(1.0, predicted.requests / design.max_num_seqs)
     return predicted.seconds / batches
-
-
-class _Simulation:
-    def __init__(self, design: Design, calibration: Calibration, mode: Mode, source: Iterator[PlannedRequest]) -> None:
-        config = design.config(mode)
-        longest = design.shape.longest
-        blocks = 2 + 2 * design.max_num_seqs * (longest // config.block_size + 2)
-        self._scheduler = Scheduler(config, num_blocks=blocks, max_model_len=longest + 1)
-        self._calibration, self._source = calibration, source
-        self.now, self.ended, self.tokens, self._number = 0.0, 0, 0, 0
-        for _ in range(2 * design.max_num_seqs):
-            self._submit()
-
-    def step(self) -> None:
-        plan = self._scheduler.plan(self.now)
-        if plan is None:
-            raise AssertionError("unreachable: a closed loop always has work")
-        self.now += self._calibration.step(sum(len(seq.token_ids) for seq in plan.seqs))
-        result = StepResult(tokens={seq.request_id: ANY_TOKEN for seq in plan.seqs if seq.samples})
-        for outcome in self._scheduler.commit(plan, result, self.now):
-            self.tokens += isinstance(outcome, Token)
-            if isinstance(outcome, Finished):
-                self.ended += 1
-                self._submit()
-
-    def _submit(self) -> None:
-        planned = next(self._source)
-        self._number += 1
-        request = Request(
-            request_id=str(self._number),
-            # Every prompt is its own, so that nothing is shared whatever the cache does.
-            prompt_token_ids=(self._number, *[ANY_TOKEN] * (planned.prompt_tokens - 1)),
-            max_tokens=planned.output_tokens,
-            arrival=self.now,
-            stop_token_ids=frozenset(),
-        )
-        self._scheduler.submit(request, self.now)

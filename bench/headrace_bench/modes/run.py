@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headrace_bench.engine_command import engine_command
 from headrace_bench.errors import BenchError
 from headrace_bench.host_info import describe_machine, load_average
 from headrace_bench.modes.design import (
-    Calibration,
     Design,
     LoadRates,
     Mode,
@@ -31,6 +29,7 @@ from headrace_bench.modes.options import LoadLengths, ModesOptions, parse_length
 from headrace_bench.modes.outcome import LevelRun
 from headrace_bench.modes.predict import batch_seconds, predict
 from headrace_client.load.client import load_session
+from headrace_core.sim.calibration import Calibration
 
 BUSY_MACHINE = 0.75  # processes a core that want to run before we begin
 FEW = 50  # requests at the high load
@@ -86,23 +85,6 @@ async def compare_modes(options: ModesOptions, model: str | None, stage: LabStag
         environment=environment,
         seconds=time.monotonic() - started,
     )
-
-
-async def engine_command(*words: str) -> str:
-    """What `python -m headrace_engine WORDS` prints. Raises `BenchError` with its own words."""
-    command = [sys.executable, "-m", "headrace_engine", *words]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise BenchError(f"{' '.join(command)} failed:\n{err.decode(errors='replace')[-2000:].strip()}")
-    return out.decode()
 
 
 def out_file(folder: Path, name: str, write: Callable[[Path], None]) -> Path:

@@ -11,7 +11,6 @@ from headrace_bench.errors import BenchError
 from headrace_bench.modes.design import Design, Level, LoadRates, Mode, Windows
 from headrace_bench.modes.outcome import LevelRun
 from headrace_bench.modes.server import EngineProcess, wait_idle
-from headrace_bench.serve.plan import endless, with_warmup
 from headrace_bench.serve.probe import probe
 from headrace_bench.serve.prompts import Composer, Dialect, Prepared
 from headrace_bench.serve.result import ServeWindow
@@ -20,7 +19,7 @@ from headrace_bench.server_facts import differing, server_facts
 from headrace_client.load.client import Endpoint, LoadClient, RequestRecord, find_endpoint
 from headrace_core import metric_names as metrics
 from headrace_core.workload.arrivals import Arrivals
-from headrace_core.workload.plans import PlannedRequest, RequestKind, derive_seed
+from headrace_core.workload.plans import PlannedRequest, RequestKind, derive_seed, endless, with_warmup
 
 IDLE_SECONDS = 30.0
 REQUEST_SECONDS = 600.0

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from headrace_bench.command_options import duration, option
 from headrace_bench.errors import BenchError
-from headrace_bench.serve.plan import Prefix, RequestMix
 from headrace_bench.serve.prompts import Api, Dialect
 from headrace_core.evidence.slo import SloSet
 from headrace_core.workload.arrivals import ArrivalProcess, Arrivals
 from headrace_core.workload.lengths import FORMS, Length
+from headrace_core.workload.plans import Prefix, RequestMix
 
 LOAD, REQUESTS, SERVER, SLO, OUT = "Load", "Requests", "Server", "SLO", "Output"
 NEW_CONNECTIONS = "Reuse connections. Default: a new one each, so that a balancer spreads them."

@@ -18,7 +18,6 @@ import aiohttp
 from headrace_bench.errors import BenchError
 from headrace_bench.host_info import describe_machine, load_average
 from headrace_bench.serve.options import Asked, ServeOptions, understand
-from headrace_bench.serve.plan import endless, last_arrival, with_warmup
 from headrace_bench.serve.probe import ServerDialect, probe
 from headrace_bench.serve.prompts import Composer, Prepared
 from headrace_bench.serve.result import SCHEMA, ServeResult, ServeWindow, evaluate, to_json
@@ -32,7 +31,7 @@ from headrace_client.load.client import (
     find_endpoint,
     load_session,
 )
-from headrace_core.workload.plans import PlannedRequest
+from headrace_core.workload.plans import PlannedRequest, endless, last_arrival, with_warmup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

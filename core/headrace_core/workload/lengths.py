@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 FORMS = "N, uniform:LOW:HIGH, lognormal:MEAN:SIGMA or lognormal:MEAN:SIGMA:MAX"
+SPREAD = 0.25  # of a mean, to both sides, where nothing else is said
 TAIL = 8  # a lognormal length without a maximum is cut at this many means
 LONGEST = 16_777_216
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -37,6 +38,12 @@ class Length:
             case "lognormal", 2 | 3:
                 return cls._lognormal(text, *numbers)
         raise ValueError(f"{text!r} is not a length: write {FORMS}")
+
+    @classmethod
+    def around(cls, mean: int) -> Length:
+        """Uniform within a quarter of `mean`, so that a mean of 768 never exceeds 960."""
+        spread = int(mean * SPREAD)
+        return cls(mean - spread, mean + spread, float(mean))
 
     @classmethod
     def _uniform(cls, text: str, low: float, high: float) -> Length:

@@ -1,4 +1,4 @@
-"""`headrace bench quality`: does a config change what the model says?
+"""What a model says under a config, through the scheduler and the runner that serve.
 
-Paired greedy outputs and the likelihood of forced text, through the scheduler and the runner that serve.
+`headrace bench quality` asks for it in a process of its own (`python -m headrace_engine observe`), and compares.
 """

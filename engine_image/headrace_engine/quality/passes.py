@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import torch
 
+from headrace_core.observations import TOP, Choice, Observed, Tally, TextOutcome
 from headrace_core.scheduler.events import StepPlan, StepResult
-from headrace_engine.quality.observed import TOP, Choice, Observed, Tally, TextOutcome
 from headrace_engine.quality.offline import Offline, OfflineRequest, drive
-from headrace_engine.quality.texts import TokenizedText
+from headrace_engine.quality.samples import TokenizedText
 
 ROWS_AT_ONCE = 64  # rows of log-softmax in float64 at once: bounds the memory of a large vocabulary
 Ended = Callable[[str], None]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from headrace_core.observations import Choice, Observed, Tally, TextOutcome
 from headrace_engine.model.loading import LoadedModel, dequantizing, wrap_model
 from headrace_engine.model.weights import WeightSource
-from headrace_engine.quality.observed import Choice, Observed, Tally, TextOutcome
 from headrace_engine.quality.passes import Ended, choices, log_likelihoods, spread
-from headrace_engine.quality.texts import TokenizedText
+from headrace_engine.quality.samples import TokenizedText
 
 
 def load_plain(source: WeightSource, tokenizer: Any, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:

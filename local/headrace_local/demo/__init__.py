@@ -1,10 +1,12 @@
 """`headrace local demo`: the whole loop on the embedded cluster, each step checked.
 
 story.py     pure: calibration -> rates, thresholds, windows
+predict.py   pure: story -> how many requests should meet the SLO, by the simulator
 manifests.py pure: story -> the resources that the demo applies
 stages.py    progress: each step's title, time, facts and check
 client.py    a streamed chat completion and a stretch of mixed load, as a user would send them
-readings.py  Prometheus -> the figures of one window
+waiting.py   waits for what the cluster says of an object
+watching.py  tells a TuningRun's status as it changes
 report.py    the closing table
 run.py       the steps in order
 """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace_api import names
+from headrace_core.knobs.table import KNOB_BY_NAME
 from headrace_local.demo import story as told
 from headrace_local.demo.story import Story
 
@@ -50,7 +51,7 @@ def inference_service(story: Story, model: Path) -> Manifest:
 
 def bad_config() -> Manifest:
     """A whole prompt in one step: good for throughput, ruinous for everybody who is decoding meanwhile."""
-    return {"maxNumBatchedTokens": told.BAD_CHUNK, "prefillChunkSize": told.BAD_CHUNK, "maxNumSeqs": 32}
+    return {KNOB_BY_NAME[name].camel: value for name, value in told.BAD_KNOBS.items()}
 
 
 def tuning_run(story: Story) -> Manifest:

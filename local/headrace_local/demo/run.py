@@ -20,11 +20,14 @@ from headrace_client.prom import Prometheus
 from headrace_client.resources import INFERENCE_SERVICES, PODS, TUNING_RUNS
 from headrace_client.window_reader import read_window
 from headrace_core.evidence.windows import WindowStats
+from headrace_core.sim.calibration import Calibration
 from headrace_local import binaries, cluster, helm
 from headrace_local.demo import client, manifests, report, watching
+from headrace_local.demo import story as told
 from headrace_local.demo.manifests import NAMESPACE, RUN, SERVICE, Manifest
+from headrace_local.demo.predict import predicted_attainment
 from headrace_local.demo.stages import DemoStage, Stages, evidence_folder
-from headrace_local.demo.story import Calibration, Story, engine_threads, tell
+from headrace_local.demo.story import Story, engine_threads, tell
 from headrace_local.demo.waiting import condition, wait_for
 from headrace_local.errors import LocalError
 from headrace_local.layout import Slot
@@ -114,11 +117,17 @@ async def _calibrate(demo: Demo, stage: DemoStage, model: Path) -> Story:
     (demo.evidence / "calibration.json").write_text(json.dumps(measured, indent=2))
     calibration = Calibration.from_json(measured)
     story = tell(calibration)
-    features = ", ".join(calibration.cpu_features) or "no vector features"
-    stage.say(f"calibrated: {calibration.device} ({features}), {calibration.dtype}, {calibration.threads} thread(s)")
+    facts = calibration.facts
+    features = ", ".join(facts["cpu_features"]) or "no vector features"
+    stage.say(f"calibrated: {facts['device']} ({features}), {facts['dtype']}, {facts['threads']} thread(s)")
     stage.say(
         f"a whole long prompt stalls decodes for {1000 * story.whole:.0f} ms, a slice of it for "
         f"{1000 * story.sliced:.0f} ms: SLO ITL {1000 * story.itl:.0f} ms, TTFT {story.ttft:.1f} s"
+    )
+    bad, good = (predicted_attainment(story, calibration, knobs) for knobs in (told.BAD_KNOBS, told.GOOD_KNOBS))
+    stage.say(
+        f"predicted by the scheduler on these step times: {bad:.0%} of the requests meet the SLO with whole prompts, "
+        f"{good:.0%} with slices of {told.SLICE}"
     )
     stage.say(f"load {story.rate:g} requests/s, {story.trials} trials of {story.window} s")
     return story

@@ -5,7 +5,7 @@ each: a prefill chunk as long as the longest prompt stalls every running decode 
 `sliced` seconds, and the inter-token SLO lies between the two, about a factor of two from both: neighbours make a
 machine faster or slower between the calibration and the check. Long prompts are as many as short ones, so that most
 requests meet one: with fewer, too many go well under the bad config, and a few short windows cannot tell the two apart
-(tests/unit/headrace_local/demo/test_story_power.py plays it through).
+(tests/unit/headrace_local/demo/test_predict.py plays it through).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+
+from headrace_core.sim.calibration import Calibration
 
 SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 640, 0.5, 44
 SHORTEST_LONG = 480  # lengths spread by a quarter around their mean
@@ -22,45 +23,12 @@ BATCH = 8  # sequences that share a decode step when the engine is busy
 MIN_REQUESTS = 12  # in each window of the check on the running pods
 UTILIZATION = 0.55  # by prefill in slices, and by decode at that batch: together the engine is busy and keeps up
 BAD_CHUNK = 1024  # longer than any prompt of the load: each is prefilled in one step
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Step times in seconds: `decode` by sequences in the batch, `prefill` by tokens of one chunk."""
-
-    model: str
-    device: str
-    dtype: str
-    cpu_features: tuple[str, ...]
-    threads: int
-    decode: Mapping[int, float]
-    prefill: Mapping[int, float]
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Calibration:
-        """Parse the output of `headrace bench engine --json`. Raises KeyError or ValueError where it is not that."""
-        return cls(
-            model=str(data["model"]),
-            device=str(data["device"]),
-            dtype=str(data["dtype"]),
-            cpu_features=tuple(data["cpu_features"]),  # type: ignore[arg-type]
-            threads=int(str(data["threads"])),
-            decode=_table(data["decode_step_seconds"]),
-            prefill=_table(data["prefill_step_seconds"]),
-        )
-
-    def decode_step(self, sequences: float) -> float:
-        """Time of a step that decodes that many sequences, seconds."""
-        return interpolate(self.decode, sequences)
-
-    def prefill_step(self, tokens: float) -> float:
-        """Time of a step that prefills one chunk of that many tokens, seconds."""
-        return interpolate(self.prefill, tokens)
-
-    def prompt_seconds(self, tokens: int, chunk: int) -> float:
-        """Time to prefill one prompt in chunks, alone, seconds."""
-        full, rest = divmod(tokens, chunk)
-        return full * self.prefill_step(chunk) + (self.prefill_step(rest) if rest else 0.0)
+BAD_KNOBS: Mapping[str, object] = {
+    "max_num_batched_tokens": BAD_CHUNK, "prefill_chunk_size": BAD_CHUNK, "max_num_seqs": 32
+}  # fmt: skip
+GOOD_KNOBS: Mapping[str, object] = {  # such as the search should find
+    "max_num_batched_tokens": 2 * SLICE, "prefill_chunk_size": SLICE, "max_num_seqs": 16, "decode_ratio": 0.25
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +70,7 @@ def tell(calibration: Calibration) -> Story:
     return Story(
         ttft=round_up(6 * long_sliced + 4 * whole),
         itl=round_up(math.sqrt(sliced * whole)),
-        threads=calibration.threads,
+        threads=int(calibration.facts["threads"]),
         attainment=0.9,
         rate=float(f"{rate:.2g}"),
         window=window_seconds(rate),
@@ -120,26 +88,7 @@ def window_seconds(rate: float) -> int:
     return round(min(19.0, max(10.0, 14 / rate)))
 
 
-def interpolate(table: Mapping[int, float], at: float) -> float:
-    """Piecewise linear through the table's points; beyond the last along its slope, before the first flat."""
-    points = sorted(table.items())
-    if len(points) == 1:
-        return points[0][1] * max(1.0, at / points[0][0])
-    if at <= points[0][0]:
-        return points[0][1]
-    for (left, low), (right, high) in pairwise(points):
-        if at <= right or right == points[-1][0]:
-            return low + (high - low) * (at - left) / (right - left)
-    raise AssertionError("unreachable: the last pair returns")
-
-
 def round_up(seconds: float) -> float:
     """To two significant digits, upwards, so that the manifest reads well."""
     scale = 10.0 ** (1 - math.floor(math.log10(seconds)))
     return math.ceil(seconds * scale) / scale
-
-
-def _table(raw: object) -> dict[int, float]:
-    if not isinstance(raw, Mapping) or not raw:
-        raise ValueError(f"a table of step times is expected, got {raw!r}")
-    return {int(key): float(value) for key, value in raw.items()}

@@ -14,12 +14,11 @@ from headrace_api.v1alpha1.records import StudyVerdict, TrialState
 from headrace_bench.errors import BenchError
 from headrace_bench.modes.server import running_engine
 from headrace_bench.serve.options import PromptForm, ServeOptions
-from headrace_bench.serve.plan import plan_window
 from headrace_bench.serve.run import run_serve
 from headrace_bench.serve.show import TerminalDisplay
 from headrace_client.engine import EngineAdmin
 from headrace_client.load.client import LoadClient, find_endpoint, load_session
-from headrace_core.workload.plans import Workload, plan_load
+from headrace_core.workload.plans import Workload, plan_load, plan_window
 from headrace_tuner.cli_study import CliStudy, slo_of
 from headrace_tuner.connections import Addresses, connect
 from headrace_tuner.errors import TrialVoid, TunerError

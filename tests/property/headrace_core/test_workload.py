@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_bench.modes import outcome
-from headrace_bench.serve.plan import Prefix, RequestMix, plan_window
 from headrace_client.load.sse import Completion, StreamError
 from headrace_core.errors import HeadraceError
 from headrace_core.workload.arrivals import ArrivalProcess, Arrivals
 from headrace_core.workload.lengths import Length
+from headrace_core.workload.plans import Prefix, RequestMix, plan_window
 from headrace_core.workload.trace_files import parse_trace
 
 RATES = st.floats(0.01, 1e5)

@@ -17,6 +17,7 @@ LIGHT = (
     "headrace_bench.serve.command",
     "headrace_tuner.cli",
     "headrace_bench.modes.command",
+    "headrace_bench.quality.command",
     "headrace_tuner.study.runner",
 )
 HEAVY = ("torch", "transformers", "triton", "safetensors", "headrace_engine")

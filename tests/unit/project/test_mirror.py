@@ -22,7 +22,7 @@ def module_of(path: Path, known: set[str]) -> str | None:
 
 def test_each_file_is_for_a_module_that_lies_in_the_same_place() -> None:
     known = modules()
-    files = [path for path in sorted(UNIT.glob("headrace_*/**/test_*.py"))]
+    files = sorted(UNIT.glob("headrace_*/**/test_*.py"))
     assert len(files) > 100
     lost = [path.relative_to(ROOT).as_posix() for path in files if module_of(path, known) is None]
     assert lost == []

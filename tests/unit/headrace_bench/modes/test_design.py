@@ -1,55 +1,19 @@
-"""From step times to chunk, rates, order and windows; what the engine's scheduler predicts on them."""
-
-import json
+"""From step times to chunk, rates, order and windows."""
 
 import pytest
+from design_doubles import STEPS, design
 
 from headrace_bench.errors import BenchError
 from headrace_bench.modes.design import (
-    Calibration,
     Mode,
     choose_chunk,
     choose_rates,
-    make_design,
     order,
     share_out,
 )
-from headrace_bench.modes.options import ModesOptions, parse_lengths
-from headrace_bench.modes.predict import batch_seconds, predict
 from headrace_core.knobs.table import KNOB_BY_NAME
+from headrace_core.sim.calibration import Calibration
 from headrace_core.workload.lengths import Length
-
-# A step costs 50 ms and 2 ms a row.
-STEPS = Calibration(
-    decode={1: 0.052, 16: 0.082}, prefill={32: 0.114, 64: 0.178, 128: 0.306, 256: 0.562, 512: 1.074}, facts={}
-)
-
-
-def design(**more: object):
-    base = {
-        "chunk": 64, "max_num_seqs": 8, "budget": None, "short": Length.parse("16"), "long": None, "long_share": 0.05,
-        "output": Length.parse("lognormal:20:1.2:120"), "max_model_len": 4096,
-    }  # fmt: skip
-    return make_design(**base | more)
-
-
-def test_a_calibration_is_what_bench_engine_prints() -> None:
-    text = {"decode_step_seconds": {"1": 0.1}, "prefill_step_seconds": {"32": 0.2}, "dtype": "float32"}
-    parsed = Calibration.from_json(json.loads(json.dumps(text)))
-    assert (parsed.decode, parsed.prefill, parsed.facts) == ({1: 0.1}, {32: 0.2}, {"dtype": "float32"})
-
-
-@pytest.mark.parametrize("data", [[], {}, {"decode_step_seconds": {}}, {"decode_step_seconds": {"x": 1}}, None])
-def test_something_else_is_refused(data: object) -> None:
-    with pytest.raises(BenchError, match="is no calibration"):
-        Calibration.from_json(data)
-
-
-def test_steps_are_interpolated_and_go_on_along_the_last_slope() -> None:
-    assert STEPS.step(1) == 0.052
-    assert STEPS.step(8) == pytest.approx(0.066)
-    assert STEPS.step(100) == pytest.approx(0.25)
-    assert STEPS.step(1024) == pytest.approx(2.098)
 
 
 def test_the_chunk_is_the_smallest_that_costs_little_more_than_the_best() -> None:
@@ -126,52 +90,3 @@ def test_a_budget_of_nothing_still_measures_something() -> None:
     windows = share_out(0.0, visits=3, start=10.0, batch=100.0)
     assert min(windows.low, windows.high, windows.full, windows.warmup) > 0
     assert windows.full_static == 2.5 * windows.full
-
-
-def test_the_scheduler_predicts_that_continuous_batching_carries_more() -> None:
-    found = {mode: predict(design(), STEPS, mode, steps=600) for mode in Mode}
-    assert found[Mode.STATIC].requests_per_second < 0.8 * found[Mode.CONTINUOUS].requests_per_second
-    assert found[Mode.CONTINUOUS].requests_per_second < 1.3 * found[Mode.CHUNKED].requests_per_second
-    assert found[Mode.CHUNKED] == predict(design(), STEPS, Mode.CHUNKED, steps=600), "repeatable"
-
-
-def test_a_prediction_can_have_a_duration_and_a_batch_takes_its_longest_member() -> None:
-    short = predict(design(), STEPS, Mode.CHUNKED, duration=5.0)
-    assert 5.0 <= short.seconds < 8.0
-    assert short.tokens > 0
-    assert batch_seconds(design(), STEPS) > 40 * STEPS.step(8)
-
-
-@pytest.mark.parametrize(
-    ("change", "flag"),
-    [
-        ({"budget": 0.0}, "--budget"),
-        ({"long_share": 1.0}, "--long-share"),
-        ({"low_rate": -1.0}, "--low-rate"),
-        ({"output_tokens": "none"}, "--output-tokens"),
-        ({"long_prompt_tokens": "0"}, "--long-prompt-tokens"),
-    ],
-)
-def test_a_bad_option_names_its_flag(change: dict, flag: str) -> None:
-    with pytest.raises(BenchError, match=f"^{flag}: "):
-        parse_lengths(ModesOptions(**change))
-
-
-def test_a_busy_machine_and_too_few_requests_are_told() -> None:
-    from headrace_bench.modes.design import LoadRates, Windows
-    from headrace_bench.modes.run import _say_if_busy, _say_if_few
-
-    said: list[str] = []
-
-    class Stage:
-        say = staticmethod(said.append)
-
-    _say_if_busy({"load_average": 0.4, "cores": 2}, Stage())
-    _say_if_busy({"load_average": None, "cores": 2}, Stage())
-    windows = Windows(low=1, high=30, warmup=1, drain=1, full=1, full_static=1)
-    _say_if_few(LoadRates(low=0.5, high=2.0, capacity={}, separates=True), windows, 2, Stage())
-    assert said == []
-    _say_if_busy({"load_average": 8.0, "cores": 2}, Stage())
-    _say_if_few(LoadRates(low=0.1, high=0.3, capacity={}, separates=True), windows, 2, Stage())
-    assert "8.0 processes want its 2 cores" in said[0]
-    assert "only about 18 requests" in said[1]

@@ -8,9 +8,7 @@ import pytest
 
 from headrace_bench.errors import BenchError
 from headrace_bench.modes import server
-from headrace_bench.modes.run import engine_command, out_file
 from headrace_bench.modes.server import EngineProcess, running_engine, wait_idle
-from headrace_bench.server_facts import differing, facts_of, server_facts
 from headrace_client.load.client import load_session
 
 
@@ -34,11 +32,6 @@ async def test_a_process_that_ignores_being_asked_is_ended_all_the_same(monkeypa
         os.kill(process.pid, 0)
 
 
-async def test_a_command_of_the_engine_that_fails_says_its_words() -> None:
-    with pytest.raises(BenchError, match=r"(?s)headrace_engine no-such-command failed:\n.*No such command"):
-        await engine_command("no-such-command")
-
-
 async def test_waiting_for_idleness_reads_the_gauges(server, tmp_path) -> None:
     del server
     answers = iter(["running 2\n", "running 1\n", "running 0\n"])
@@ -59,35 +52,3 @@ async def test_metrics_of_nobody_are_an_error(tmp_path) -> None:
     async with load_session() as session:
         with pytest.raises(BenchError, match=r"GET http://127\.0\.0\.1:1/metrics"):
             await EngineProcess("http://127.0.0.1:1", session, tmp_path / "log").metrics()
-
-
-def test_an_output_file_appears_whole(tmp_path) -> None:
-    path = out_file(tmp_path, "x.json", lambda part: part.write_text("{}") and None)
-    assert path.read_text() == "{}"
-    assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
-    with pytest.raises(BenchError, match="cannot be written"):
-        out_file(tmp_path / "none", "x.json", lambda part: part.write_text("{}") and None)
-
-
-INFO = """headrace:engine_info{model_name="m",version="0.1.0",device="cpu",dtype="float32",pretend_gpu="false"} 1
-headrace:config_info{model_name="m",knob="enable_chunked_prefill",value="true"} 1
-headrace:config_info{model_name="m",knob="prefill_chunk_size",value="64"} 1
-headrace:config_info{model_name="m",knob="prefill_chunk_size",value="32"} 0
-"""
-
-
-def test_an_engines_facts_are_the_labels_of_its_info_metrics() -> None:
-    facts = facts_of(INFO)
-    assert facts["engine"]["device"] == "cpu"
-    assert facts["config"] == {"enable_chunked_prefill": "true", "prefill_chunk_size": "64"}
-    wanted = {"enable_chunked_prefill": True, "prefill_chunk_size": 64, "batching": "static"}
-    assert differing(facts["config"], wanted) == []
-    assert differing(facts["config"], {"enable_chunked_prefill": False, "prefill_chunk_size": None}) == [
-        "enable_chunked_prefill is true, not false", "prefill_chunk_size is 64, not ",
-    ]  # fmt: skip
-
-
-async def test_a_server_that_says_nothing_is_no_error(server) -> None:
-    async with load_session() as session:
-        assert await server_facts(session, server.url) == {}
-        assert await server_facts(session, "http://127.0.0.1:1") == {}

@@ -11,12 +11,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from headrace_bench.errors import BenchError
 from headrace_bench.serve.command import bench_compare, bench_serve
-from headrace_bench.serve.options import ServeOptions, understand
-from headrace_bench.serve.run import LoadGoal, run_serve
-from headrace_bench.serve.show import TerminalDisplay, result_table
-from headrace_client.load.client import Endpoint, LoadClient, load_session
+from headrace_bench.serve.options import ServeOptions
+from headrace_bench.serve.run import run_serve
+from headrace_bench.serve.show import TerminalDisplay
 
 SHORT = ("--rate", "40", "--duration", "500ms", "--prompt-tokens", "8", "--output-tokens", "4")
 
@@ -259,49 +257,6 @@ async def test_a_load_that_the_model_cannot_hold_is_refused(server) -> None:
     result = await bench(server, "--prompt-tokens", "500", "--output-tokens", "20")
     assert result.exit_code == 2
     assert "up to 520 tokens; fake takes 512" in " ".join(result.output.split())
-
-
-def test_seconds_take_units() -> None:
-    from headrace_bench.command_options import seconds
-
-    assert [seconds(text) for text in ("20", "0.5", "500ms", "1m30s", 3)] == [20.0, 0.5, 0.5, 90.0, 3.0]
-
-
-def test_a_number_of_requests_sets_the_duration() -> None:
-    asked = understand(ServeOptions(rate=4, requests=10))
-    assert (asked.requests, asked.duration) == (10, 2.5)
-    with pytest.raises(BenchError, match="--rate inf needs --requests"):
-        understand(ServeOptions(rate=float("inf")))
-
-
-async def test_the_table_fits_80_columns(server) -> None:
-    server.refuses, server.per_chunk = ("ignore_eos",), 2
-    options = ServeOptions(rate=40, duration=0.5, output_tokens="4", slo_ttft=5.0, slo_itl=1.0, slo_tpot=1.0)
-    ran = await run_serve(server.url, options, TerminalDisplay(Console(file=io.StringIO())))
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(result_table(ran))
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any(line.startswith("goodput") for line in lines)
-
-
-async def test_the_live_view_shows_rates_and_latencies(server) -> None:
-    server.token_seconds = 0.02
-    terminal = Console(width=80, force_terminal=True, file=io.StringIO())
-    async with load_session() as session:
-        client = LoadClient(endpoint=Endpoint(url=server.url, model="fake"), session=session, salt="s", exact=False)
-        from headrace_bench.serve.plan import RequestMix, plan_window
-        from headrace_core.workload.arrivals import Arrivals
-        from headrace_core.workload.lengths import Length
-
-        shape = RequestMix(prompt=Length.parse("8"), output=Length.parse("10"))
-        plan = plan_window(Arrivals(rate=20), shape, requests=20, duration=1.0, seed=1)
-        goal = LoadGoal(title="load", seconds=1.0, warmup=0.0, requests=20, rate=20.0)
-        with TerminalDisplay(terminal).showing(goal, client):
-            await client.open_loop(plan, drain=5.0)
-    screen = terminal.file.getvalue()
-    for words in ("offered/s", "in flight", "ITL p50", "drain"):
-        assert words in screen
 
 
 async def test_compare_reads_what_serve_writes(server, tmp_path) -> None:

@@ -1,25 +1,23 @@
-"""Sides made of numbers, for the pure parts; sides of tiny models, sound and broken, for the rest."""
+"""Sides of tiny models, sound and broken."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace_bench.quality.comparison import QualityComparison, compare
+from headrace_bench.quality.texts import read_texts
+from headrace_core.observations import Number, Observed, Side
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.quality import sides
-from headrace_engine.quality.comparison import QualityComparison, compare
-from headrace_engine.quality.observed import Choice, Observed, Side, Tally, TextOutcome
 from headrace_engine.quality.offline import Offline, WatchedRunner, crowd
 from headrace_engine.quality.passes import observe
 from headrace_engine.quality.reference import observe_plain
-from headrace_engine.quality.rounding import ModelWidths, Number
-from headrace_engine.quality.texts import TokenizedText, read_texts, tokenize
-
-SHAPE = ModelWidths(layers=2, width=64)
+from headrace_engine.quality.samples import TokenizedText, tokenize
 
 
 class LosesOnePosition(WatchedRunner):
@@ -45,29 +43,6 @@ class KeepsHalf(WatchedRunner):
         for tensor in (*self.pool.keys.values(), *self.pool.values.values()):
             tensor.copy_(tensor.bfloat16().to(tensor.dtype))
         return logits
-
-
-def side(label: str, outcomes: Mapping[str, TextOutcome], *, spread: float = 1.0, kv: Number = Number.FLOAT32) -> Side:
-    """A side that saw `outcomes`."""
-    seen = Observed(outcomes=outcomes, spread=spread, tally=Tally())
-    return Side(label=label, about="made up", dtype=Number.FLOAT32, kv_dtype=kv, seen=seen)
-
-
-def outcome(
-    nll: float | Sequence[float] = 1.0, *, greedy: Sequence[Choice] = (), prompt: Sequence[float] | None = None,
-    failed: bool = False,
-) -> TextOutcome:  # fmt: skip
-    """An outcome whose forced tokens have these negative log-likelihoods, and its prompt's the same or others."""
-    forced = tuple(-value for value in ([nll] if isinstance(nll, float) else nll))
-    scores = forced if prompt is None else tuple(-value for value in prompt)
-    return TextOutcome(greedy=tuple(greedy), forced=forced, prompt=scores, failed=failed)
-
-
-def compared(differences: Sequence[float], *, margin: float = 0.01, spread: float = 1.0) -> QualityComparison:
-    """A base at 2 nats a token everywhere, and a candidate that is worse by `differences`, decode and prefill."""
-    base = {str(at): outcome(2.0) for at in range(len(differences))}
-    candidate = {str(at): outcome(2.0 + value) for at, value in enumerate(differences)}
-    return compare(side("A", base, spread=spread), side("B", candidate, spread=spread), SHAPE, margin=margin)
 
 
 def samples(model: LoadedModel, *, count: int = 12, most: int = 48) -> tuple[TokenizedText, ...]:
@@ -116,6 +91,6 @@ def quality(engine: Any) -> Any:
         return compare(both[0], both[1], sides.shape_of(model), margin=0.01)
 
     return SimpleNamespace(
-        broken=broken, offline=offline, seen=seen, plain=plain, against=against, samples=samples, side=side,
-        outcome=outcome, compared=compared, shape=SHAPE, loses_one_position=LosesOnePosition, keeps_half=KeepsHalf,
+        broken=broken, offline=offline, seen=seen, plain=plain, against=against, samples=samples,
+        loses_one_position=LosesOnePosition, keeps_half=KeepsHalf,
     )  # fmt: skip

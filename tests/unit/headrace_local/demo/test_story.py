@@ -8,17 +8,14 @@ import pytest
 
 from headrace_core.knobs.resolve import resolve
 from headrace_core.knobs.table import KNOB_BY_CAMEL
+from headrace_core.sim.calibration import Calibration
 from headrace_local.demo import manifests, story
-from headrace_local.demo.story import Calibration, interpolate, tell
+from headrace_local.demo.story import tell
 
 SLOW = Calibration(
-    model="m",
-    device="cpu",
-    dtype="float32",
-    cpu_features=("avx2",),
-    threads=2,
     decode={1: 0.040, 4: 0.060, 8: 0.080},
     prefill={32: 0.12, 128: 0.35, 512: 1.3, 1024: 2.8},
+    facts={"threads": 2},
 )
 
 
@@ -52,31 +49,6 @@ def test_one_core_is_left_for_everything_else() -> None:
     assert [story.engine_threads(cores) for cores in (1, 2, 16)] == [1, 1, 15]
     body = manifests.inference_service(tell(SLOW), Path("/models/m"))
     assert body["spec"]["engine"]["extraArgs"] == ["--threads", "2"]
-
-
-def test_interpolation_passes_through_the_points_and_goes_on_beyond_them() -> None:
-    table = {32: 1.0, 128: 2.0, 512: 8.0}
-    assert [interpolate(table, at) for at in table] == [1.0, 2.0, 8.0]
-    assert interpolate(table, 16) == 1.0
-    assert interpolate(table, 896) == pytest.approx(14.0)
-    assert interpolate({4: 2.0}, 8) == 4.0
-
-
-def test_a_calibration_that_is_not_one_is_refused() -> None:
-    with pytest.raises(KeyError):
-        Calibration.from_json({})
-    with pytest.raises(ValueError, match="step times"):
-        Calibration.from_json(
-            {
-                "model": "m",
-                "device": "cpu",
-                "dtype": "float32",
-                "cpu_features": [],
-                "threads": 2,
-                "decode_step_seconds": {},
-                "prefill_step_seconds": {},
-            }
-        )
 
 
 def test_the_bad_config_is_valid_and_prefills_any_prompt_of_the_load_whole() -> None:

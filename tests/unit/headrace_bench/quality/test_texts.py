@@ -1,13 +1,13 @@
-"""The texts: ours, a person's, and how they are split."""
+"""The texts: ours, and a person's."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headrace_engine.errors import SettingsError
-from headrace_engine.quality.texts import BUILT_IN, Passage, read_texts, shuffled, tokenize
+from headrace_bench.errors import BenchError
+from headrace_bench.quality.texts import BUILT_IN, read_texts
+from headrace_core.observations import Passage
 
 
 def test_the_built_in_texts_are_many_and_of_many_kinds() -> None:
@@ -20,7 +20,7 @@ def test_the_built_in_texts_are_many_and_of_many_kinds() -> None:
     assert len({text.text for text in texts}) == len(texts)
 
 
-def test_two_of_them_begin_alike_so_that_a_prefix_cache_is_used(tokenizer: Any) -> None:
+def test_two_of_them_begin_alike_so_that_a_prefix_cache_is_used() -> None:
     first, second = (text for text in read_texts(BUILT_IN) if text.name.startswith("support-"))
     shared = next(at for at, pair in enumerate(zip(first.text, second.text, strict=False)) if pair[0] != pair[1])
     assert shared > 300
@@ -49,32 +49,16 @@ def test_a_persons_lines_are_read_with_their_ids_or_numbers(tmp_path: Path) -> N
 )
 def test_a_line_that_is_none_is_named(line: str, complaint: str, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", '{"text": "first", "id": "a"}', line)
-    with pytest.raises(SettingsError, match=complaint) as caught:
+    with pytest.raises(BenchError, match=complaint) as caught:
         read_texts(path)
     assert "mine.jsonl" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_or_empty_or_binary_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot be read"):
+    with pytest.raises(BenchError, match="cannot be read"):
         read_texts(str(tmp_path / "none.jsonl"))
-    with pytest.raises(SettingsError, match="holds no text"):
+    with pytest.raises(BenchError, match="holds no text"):
         read_texts(write(tmp_path / "empty.jsonl"))
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingsError, match="cannot be read as UTF-8"):
+    with pytest.raises(BenchError, match="cannot be read as UTF-8"):
         read_texts(str(tmp_path / "binary.jsonl"))
-
-
-def test_a_third_is_the_prompt_and_long_texts_are_cut(tokenizer: Any) -> None:
-    (sample,) = tokenize([Passage("a", "x" * 90)], tokenizer, most=60)
-    assert (len(sample.tokens), sample.prompt_len, len(sample.prompt)) == (60, 20, 20)
-    (shortest,) = tokenize([Passage("a", "abcd")], tokenizer, most=60)
-    assert shortest.prompt_len == 1
-    with pytest.raises(SettingsError, match="text a has 3 tokens, at least 4 are needed"):
-        tokenize([Passage("a", "abc")], tokenizer, most=60)
-
-
-def test_the_seed_decides_the_order(tokenizer: Any) -> None:
-    samples = tokenize(read_texts(BUILT_IN), tokenizer, most=8)
-    assert shuffled(samples, 1) == shuffled(samples, 1)
-    assert shuffled(samples, 1) != shuffled(samples, 2)
-    assert sorted(item.name for item in shuffled(samples, 1)) == sorted(item.name for item in samples)

@@ -15,30 +15,13 @@ so it moves by at most twice as much. The same holds for the gap between two log
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
+
+from headrace_core.observations import ModelWidths, Number
 
 SAFETY = 4.0
 STORED = 6.0  # roundings of what half a layer stores: norm, projections, activation or attention, residual sum
 
-
-class Number(StrEnum):
-    """Number formats."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
 UNIT = {Number.FLOAT32: 2.0**-24, Number.BFLOAT16: 2.0**-9, Number.FLOAT16: 2.0**-12}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelWidths:
-    """What of a model decides how rounding grows: its layers, and the longest sum of a matrix product."""
-
-    layers: int
-    width: int
 
 
 def bound(shape: ModelWidths, dtype: Number, kv_dtype: Number) -> float:

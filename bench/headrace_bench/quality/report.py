@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from headrace_bench.quality.comparison import QualityComparison, mean_nll
+from headrace_bench.quality.run import QualityPlan, QualityResult
+from headrace_bench.quality.verdict import EXIT_CODES, QualityFinding, QualityVerdict
 from headrace_core.evidence.intervals import Interval
-from headrace_engine.quality.comparison import QualityComparison, mean_nll
-from headrace_engine.quality.observed import Side
-from headrace_engine.quality.run import QualityPlan, QualityResult
-from headrace_engine.quality.verdict import EXIT_CODES, QualityFinding, QualityVerdict
+from headrace_core.observations import Side
 
 COLOURS = {QualityVerdict.NON_INFERIOR: "green", QualityVerdict.INFERIOR: "red", QualityVerdict.INCONCLUSIVE: "yellow"}
 WIDTH = 80
@@ -27,7 +27,8 @@ MOST_DIFFERENCES = 6  # of each pair
 
 def tables(plan: QualityPlan, result: QualityResult) -> Group:
     """Readable at 80 columns."""
-    title = f"{result.name}: {len(plan.texts)} texts, {plan.concurrency} at once, seed {plan.seed}"
+    asked = plan.request
+    title = f"{result.model}: {len(asked.texts)} texts, {asked.concurrency} at once, seed {asked.seed}"
     parts: list[RenderableType] = [_sides(result.sides, title), _pairs(result, plan)]
     for comparison, _ in result.pairs:
         parts += _differences(comparison, result.words)
@@ -168,17 +169,18 @@ def _table(title: str, *, width: int | None = None) -> Table:
     )  # fmt: skip
 
 
-def as_dict(plan: QualityPlan, result: QualityResult, machine: Mapping[str, Any]) -> dict[str, Any]:
+def as_dict(plan: QualityPlan, result: QualityResult) -> dict[str, Any]:
     """All of it, for programs. What is not a number or infinite is null."""
+    asked = plan.request
     value = {
-        "model": result.name,
-        "machine": dict(machine),
+        "model": result.model,
+        "machine": dict(result.machine),
         "settings": {
-            "texts": len(plan.texts),
-            "text_tokens": plan.text_tokens,
-            "output_tokens": plan.output_tokens,
-            "concurrency": plan.concurrency,
-            "seed": plan.seed,
+            "texts": len(asked.texts),
+            "text_tokens": asked.text_tokens,
+            "output_tokens": asked.output_tokens,
+            "concurrency": asked.concurrency,
+            "seed": asked.seed,
             **dataclasses.asdict(plan.rules),
         },
         "sides": [_side_dict(side) for side in result.sides],

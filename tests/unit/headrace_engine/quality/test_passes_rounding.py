@@ -1,8 +1,8 @@
 """Batching, chunking, preemption and cache hits change nothing beyond rounding; what does change more is caught.
 
-The bound is derived in `rounding.py`. Measured where it was written (AVX2 and FMA, no bfloat16 instructions): in
-float32 the largest move of a log-probability was at most a tenth of it, in bfloat16 at most a fifth; one lost KV
-position moves them by thousands of times the bound.
+The bound is derived in `headrace_bench.quality.rounding`. Measured where it was written (AVX2 and FMA, no bfloat16
+instructions): in float32 the largest move of a log-probability was at most a tenth of it, in bfloat16 at most a fifth;
+one lost KV position moves them by thousands of times the bound.
 """
 
 from functools import cache
@@ -12,13 +12,13 @@ import pytest
 import torch
 import transformers
 
+from headrace_bench.quality.comparison import QualityComparison
+from headrace_bench.quality.verdict import QualityVerdict, VerdictRules, judge
 from headrace_engine import device as devices
 from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.model.demo import ensure_demo_model
 from headrace_engine.model.loading import LoadedModel, load_model, wrap_model
 from headrace_engine.model.weights import find_source
-from headrace_engine.quality.comparison import QualityComparison
-from headrace_engine.quality.verdict import QualityVerdict, VerdictRules, judge
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "chunks of 5": {"prefill_chunk_size": 5},

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headrace_bench.quality.comparison import Likelihood, QualityComparison
 from headrace_core.evidence.means import equal_texts_needed, texts_needed
-from headrace_engine.quality.comparison import Likelihood, QualityComparison
 
 FEWEST_TEXTS = 16  # as many as show an agreement of 80 %, if all agree
 # One text that loses this many margins is a fault that hits few texts, which no mean can judge.

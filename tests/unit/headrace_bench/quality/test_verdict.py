@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace_core.evidence.intervals import Interval
-from headrace_engine.quality.comparison import compare
-from headrace_engine.quality.observed import Choice
-from headrace_engine.quality.verdict import (
+from headrace_bench.quality.comparison import compare
+from headrace_bench.quality.verdict import (
     EXIT_CODES,
     FEWEST_TEXTS,
     QualityFinding,
@@ -19,6 +17,8 @@ from headrace_engine.quality.verdict import (
     judge,
     worst,
 )
+from headrace_core.evidence.intervals import Interval
+from headrace_core.observations import Choice
 
 RULES = VerdictRules(margin=0.01)
 TEXTS = 46

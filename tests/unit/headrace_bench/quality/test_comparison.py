@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from headrace_engine.quality.comparison import FirstDifference, compare, mean_nll
-from headrace_engine.quality.observed import Choice
-from headrace_engine.quality.rounding import ModelWidths, Number, bound
+from headrace_bench.quality.comparison import FirstDifference, compare, mean_nll
+from headrace_bench.quality.rounding import bound
+from headrace_core.observations import Choice, ModelWidths, Number
 
 
 def choice(token: int, *others: tuple[int, float], logit: float = 5.0) -> Choice:

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace_bench.quality.rounding import bound
 from headrace_core.evidence.intervals import Interval, wilson
 from headrace_core.evidence.means import hurt, paired_mean
-from headrace_engine.quality.observed import Choice, Side, TextOutcome
-from headrace_engine.quality.rounding import ModelWidths, bound
+from headrace_core.observations import Choice, ModelWidths, Side, TextOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

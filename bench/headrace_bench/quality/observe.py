@@ -1,0 +1,59 @@
+"""Ask an engine, in a process of its own, what each side says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace_bench.engine_command import engine_command
+from headrace_bench.errors import BenchError
+from headrace_core.observations import ObservationRequest, Observations
+
+
+class QualityProgress(Protocol):
+    """Shows how far the engine is."""
+
+    def begin(self, what: str, total: int) -> Callable[[], None]:
+        """A side of `total` parts begins; call the result after each."""
+        ...
+
+
+async def observe(request: ObservationRequest, progress: QualityProgress) -> Observations:
+    """The engine's answer. Raises `BenchError` with its own words."""
+    told = _Told(progress)
+    try:
+        text = await engine_command("observe", given=json.dumps(request.to_json()), seen=told.take)
+    except BenchError as error:
+        raise BenchError(told.error or str(error)) from error
+    try:
+        return Observations.from_json(json.loads(text.rstrip("\n").rpartition("\n")[2]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BenchError(f"the engine's answer cannot be read, is it of another version? {error!r}") from error
+
+
+class _Told:
+    """Reads the engine's lines about itself."""
+
+    def __init__(self, progress: QualityProgress) -> None:
+        self._progress = progress
+        self._step: Callable[[], None] = _nothing
+        self.error = ""
+
+    def take(self, line: str) -> bool:
+        try:
+            said = json.loads(line)["observe"]
+        except (ValueError, TypeError, KeyError):
+            return False
+        match said:
+            case {"begin": str(what), "total": int(total)}:
+                self._step = self._progress.begin(what, total)
+            case {"done": 1}:
+                self._step()
+            case {"error": str(text)}:
+                self.error = text
+        return True
+
+
+def _nothing() -> None:
+    pass
