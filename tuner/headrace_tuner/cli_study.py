@@ -23,7 +23,7 @@ from headrace_tuner.report.lines import trial_line, verdict_panel
 from headrace_tuner.settings import study_plan
 from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.study.space import Space
-from headrace_tuner.targets.shadow import KnobsRefused
+from headrace_tuner.targets.base import KnobsRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

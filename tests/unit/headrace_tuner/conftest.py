@@ -11,7 +11,8 @@ def make() -> SimpleNamespace:
     from headrace_api.v1alpha1.knobs import HotKnobs
     from headrace_api.v1alpha1.records import Half, Measures, TrialRecord, TrialState
     from headrace_api.v1alpha1.tuningrun import Objective
-    from headrace_tuner.study.objective import StudyGoal, TrialReading
+    from headrace_tuner.ladder.objective import StudyGoal
+    from headrace_tuner.measure.reading import TrialReading
     from headrace_tuner.study.phases import StudyPlan
 
     def goal(**more: object) -> StudyGoal:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace_api.v1alpha1.records import Half
+from headrace_api.v1alpha1.records import Half, Measures
 from headrace_client.errors import PrometheusError
 from headrace_client.load.client import ErrorKind, RequestRecord
 from headrace_client.prom import Prometheus, PromSample
@@ -21,11 +21,44 @@ from headrace_core import metric_names as metrics
 from headrace_core.evidence.percentiles import distribution
 from headrace_core.evidence.windows import WindowStats, WindowVoidError, histogram_quantile
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.study.objective import TrialReading
 
 IDENTITY = ("namespace", "pod", "instance", "job")
 SCRAPE_TIMEOUT = 20.0  # seconds; intervals up to 15 s are common
 LOST = frozenset({ErrorKind.CONNECT, ErrorKind.RESET, ErrorKind.PROTOCOL, ErrorKind.WRONG_LENGTH})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialReading:
+    """One measured window. `planned` requests in `seconds`; latencies in seconds, NaN where nothing was observed."""
+
+    seconds: float
+    planned: float
+    good: float
+    throughput: float
+    p95: Mapping[str, float]
+    halves: tuple[Half, ...] = ()
+
+    @property
+    def attainment(self) -> float:
+        """Share of the planned requests that were good."""
+        return self.good / self.planned
+
+    @property
+    def goodput(self) -> float:
+        """Good requests per second."""
+        return self.good / self.seconds
+
+    def measures(self) -> Measures:
+        """The form of the records."""
+        return Measures(
+            goodput=self.goodput,
+            throughput=self.throughput,
+            attainment=self.attainment,
+            ttft_p95=_finite(self.p95.get("ttft")),
+            itl_p95=_finite(self.p95.get("itl")),
+            e2e_p95=_finite(self.p95.get("e2e")),
+            requests=self.planned,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +217,7 @@ def _buckets(samples: Sequence[PromSample]) -> Mapping[float, float]:
     for sample in samples:
         buckets[float(sample.labels["le"])] += sample.value
     return buckets
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

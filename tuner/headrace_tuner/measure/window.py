@@ -19,9 +19,8 @@ from headrace_client.prom import Prometheus
 from headrace_core.knobs.table import KnobValue
 from headrace_core.workload.plans import PlannedRequest, Workload, derive_seed, plan_load
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.measure.reading import ClientSide, WindowSpan, read_trial, wait_until_scraped
-from headrace_tuner.study.objective import TrialReading
-from headrace_tuner.targets.shadow import TrialTarget
+from headrace_tuner.measure.reading import ClientSide, TrialReading, WindowSpan, read_trial, wait_until_scraped
+from headrace_tuner.targets.base import TrialTarget
 
 SETTLE_SECONDS = 60.0
 SHORTEST_DRAIN = 10.0  # seconds; a window's own length where that is more
@@ -39,7 +38,7 @@ class WindowMeter(Protocol):
     """Measures configs, one window at a time."""
 
     async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> MeasuredWindow:
-        """Raises `Refused` where the engine does not take the knobs, `TrialVoid` where nothing can be said."""
+        """Raises `KnobsRefused` where the engine does not take the knobs, `TrialVoid` where nothing can be said."""
         ...
 
 

@@ -1,13 +1,19 @@
-"""Records in the ConfigMap RUN-records, by server-side apply with the version that was read: compare and swap."""
+"""Records in the ConfigMap RUN-records, by server-side apply with the version that was read: compare and swap.
+
+Who may write them is an entry too, the lease. No two clocks are compared: a lease has run out when its text has not
+changed for its whole length on the watcher's own clock. The holder renews it at a third of that.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
 import socket
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace_api import names
@@ -16,12 +22,51 @@ from headrace_client.errors import Conflict, KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS
 from headrace_tuner.errors import LeaseLost, StoreUnavailable
-from headrace_tuner.records.lease import LEASE_KEY, LEASE_SECONDS, Lease, may_take
+from headrace_tuner.ladder.trials import StudyRecords
 from headrace_tuner.records.store import MAX_BYTES, decode, encode, key_of
-from headrace_tuner.study.candidates import StudyRecords
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
+LEASE_KEY = "lease.json"
+LEASE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """`holder` is a process, `host` its pod; `renewals` makes each renewal another text."""
+
+    holder: str = ""
+    host: str = ""
+    renewals: int = 0
+
+    def encode(self) -> str:
+        """The entry's text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def decode(cls, text: str | None) -> Lease:
+        """The lease in an entry; a free one where there is none or it cannot be read."""
+        try:
+            values = json.loads(text or "{}")
+            return cls(
+                holder=str(values.get("holder", "")),
+                host=str(values.get("host", "")),
+                renewals=int(values.get("renewals", 0)),
+            )
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+
+    def renewed(self) -> Lease:
+        """The same holder's next lease."""
+        return Lease(holder=self.holder, host=self.host, renewals=self.renewals + 1)
+
+
+def may_take(seen: Lease, mine: Lease, *, unchanged_for: float) -> bool:
+    """Whether `mine` may replace `seen`, which has not changed for that many seconds.
+
+    A lease of my own host is a dead one: a pod runs one tuner at a time, so its holder was killed before I started.
+    """
+    return not seen.holder or seen.holder == mine.holder or seen.host == mine.host or unchanged_for >= LEASE_SECONDS
 
 
 class ConfigMapStore:

@@ -1,4 +1,4 @@
-"""Where records are kept: a contract, in memory, or in a folder. The ConfigMap is in `store_configmap.py`.
+"""Where records are kept: a contract, in memory, or in a folder. The ConfigMap is in `configmap.py`.
 
 A store has one writer. `acquire` makes this process the writer or raises; a writer that lost its place gets `LeaseLost`
 from the next write and must stop.
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from headrace_api import names
 from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, VerificationRecord
 from headrace_tuner.errors import LeaseLost, StoreUnavailable, TunerError
-from headrace_tuner.study.candidates import StudyRecords
+from headrace_tuner.ladder.trials import StudyRecords
 
 VERIFY_KEY_PREFIX = "verify-"
 MAX_BYTES = 900_000  # a ConfigMap holds 1 MiB

@@ -8,7 +8,7 @@ at most the one window that had not been written down.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace_api.v1alpha1.records import (
@@ -22,7 +22,8 @@ from headrace_api.v1alpha1.records import (
 from headrace_api.v1alpha1.tuningrun import Objective
 from headrace_core.knobs.table import KnobValue
 from headrace_tuner.ladder.effect import most_possible
-from headrace_tuner.study.candidates import (
+from headrace_tuner.ladder.objective import StudyGoal
+from headrace_tuner.ladder.trials import (
     MEASURED,
     Pooled,
     StudyRecords,
@@ -32,7 +33,7 @@ from headrace_tuner.study.candidates import (
     of_config,
     pool,
 )
-from headrace_tuner.study.objective import StudyGoal
+from headrace_tuner.ladder.verify import complete_blocks
 
 BASELINE_TRIES = 3
 VOIDS_IN_A_ROW = 5
@@ -172,17 +173,6 @@ def _nothing_better(baseline: Pooled | None) -> tuple[StudyVerdict, str]:
             "SLO, widen spec.knobs, or give the model more hardware"
         )
     return StudyVerdict.KEEP_BASELINE, "no trial did better than the baseline"
-
-
-def complete_blocks(
-    windows: Iterable[VerificationRecord],
-) -> list[tuple[VerificationRecord, VerificationRecord]]:
-    """Blocks of which both windows count, each as (baseline, winner)."""
-    found: dict[int, dict[bool, VerificationRecord]] = {}
-    for item in windows:
-        if item.state in MEASURED:
-            found.setdefault(item.number // 2, {})[item.winner] = item
-    return [(pair[False], pair[True]) for _, pair in sorted(found.items()) if len(pair) == 2]
 
 
 def _next_window(windows: Sequence[VerificationRecord]) -> int:

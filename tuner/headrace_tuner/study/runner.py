@@ -23,10 +23,11 @@ from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.knobs.table import KnobValue
 from headrace_core.workload.plans import derive_seed
 from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.ladder.verify import conclude, progress
+from headrace_tuner.ladder.rules import refusal
+from headrace_tuner.ladder.trials import StudyRecords
 from headrace_tuner.measure.window import MeasuredWindow, WindowMeter
 from headrace_tuner.records.store import Store
-from headrace_tuner.study.candidates import StudyRecords
+from headrace_tuner.study.conclusion import conclude, progress
 from headrace_tuner.study.phases import (
     Conclude,
     KeepLoad,
@@ -38,8 +39,8 @@ from headrace_tuner.study.phases import (
     next_action,
 )
 from headrace_tuner.study.sampler import propose
-from headrace_tuner.study.space import Space, refusal
-from headrace_tuner.targets.shadow import KnobsRefused
+from headrace_tuner.study.space import Space
+from headrace_tuner.targets.base import KnobsRefused
 
 log = logging.getLogger(__name__)
 Knobs = Mapping[str, KnobValue]

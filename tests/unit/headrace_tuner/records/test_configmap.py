@@ -8,8 +8,7 @@ from headrace_api.v1alpha1.records import RunPhase, StudyRecord
 from headrace_client.errors import Conflict, Unavailable
 from headrace_tuner.errors import LeaseLost, StoreUnavailable, TunerError
 from headrace_tuner.records import configmap
-from headrace_tuner.records.configmap import ConfigMapStore
-from headrace_tuner.records.lease import LEASE_KEY, LEASE_SECONDS, Lease, may_take
+from headrace_tuner.records.configmap import LEASE_KEY, LEASE_SECONDS, ConfigMapStore, Lease, may_take
 from headrace_tuner.records.store import FolderStore, decode
 
 STUDY = StudyRecord(phase=RunPhase.SEARCHING)

@@ -16,12 +16,12 @@ from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import SamplerSpec
 from headrace_core.knobs.resolve import resolve
 from headrace_tuner.errors import LeaseLost, TrialVoid, TunerError
+from headrace_tuner.measure.reading import TrialReading
 from headrace_tuner.measure.window import MeasuredWindow
 from headrace_tuner.records.store import FolderStore, MemoryStore, decode
-from headrace_tuner.study.objective import TrialReading
 from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.study.space import Space
-from headrace_tuner.targets.shadow import KnobsRefused
+from headrace_tuner.targets.base import KnobsRefused
 
 SPACE = Space.of(
     [
@@ -219,7 +219,7 @@ PROCESS = """
 import asyncio, sys
 from pathlib import Path
 from headrace_api.v1alpha1.tuningrun import Objective, SamplerSpec
-from headrace_tuner.study.objective import StudyGoal
+from headrace_tuner.ladder.objective import StudyGoal
 from headrace_tuner.study.phases import StudyPlan
 from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.records.store import FolderStore

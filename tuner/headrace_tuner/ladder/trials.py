@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace_api.v1alpha1.records import Candidate, StudyRecord, TrialRecord, TrialState, VerificationRecord
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.study.objective import StudyGoal
-from headrace_tuner.study.space import canonical
+from headrace_core.knobs.table import KnobValue
+from headrace_tuner.ladder.objective import StudyGoal
 
 MEASURED = (TrialState.COMPLETE, TrialState.INFEASIBLE)
 
@@ -95,3 +96,12 @@ def of_config(trials: Iterable[TrialRecord], config: Candidate) -> list[TrialRec
     """The trials of one config."""
     key = canonical(config.knobs.values())
     return [record for record in trials if canonical(record.knobs.values()) == key]
+
+
+def canonical(knobs: Mapping[str, KnobValue]) -> str:
+    """A key that is equal for equal configs: 0.5 and 0.50, 64 and 64.0."""
+    plain = {
+        name: round(value, 9) + 0.0 if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+        for name, value in knobs.items()
+    }
+    return json.dumps(plain, sort_keys=True)
