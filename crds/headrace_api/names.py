@@ -53,6 +53,7 @@ ADMIN_TOKEN_KEY = "token"  # noqa: S105  (the key in the Secret)
 TUNED_KEY = "tuned.json"
 STUDY_KEY = "study.json"
 TRIAL_KEY_PREFIX = "trial-"
+VERIFY_KEY_PREFIX = "verify-"
 
 # Images, without a tag.
 ENGINE_IMAGE = "headrace/engine"
@@ -117,8 +118,22 @@ def trial_key(number: int) -> str:
 
 def trial_number(key: str) -> int | None:
     """Number of the trial that a key of the records belongs to, or None for another key."""
-    digits = key.removeprefix(TRIAL_KEY_PREFIX).removesuffix(".json")
-    return int(digits) if key.startswith(TRIAL_KEY_PREFIX) and key.endswith(".json") and digits.isdigit() else None
+    return _number(key, TRIAL_KEY_PREFIX)
+
+
+def verification_key(number: int) -> str:
+    """Key of one ended window of the verification in the records, e.g. `verify-0003.json`."""
+    return f"{VERIFY_KEY_PREFIX}{number:04d}.json"
+
+
+def verification_number(key: str) -> int | None:
+    """Number of the verification window that a key of the records belongs to, or None for another key."""
+    return _number(key, VERIFY_KEY_PREFIX)
+
+
+def _number(key: str, prefix: str) -> int | None:
+    digits = key.removeprefix(prefix).removesuffix(".json")
+    return int(digits) if key.startswith(prefix) and key.endswith(".json") and digits.isdigit() else None
 
 
 def service_labels(service: str, track: str = TRACK_STABLE) -> dict[str, str]:

@@ -18,6 +18,7 @@ from headrace_api import names
 from headrace_api.base import InvalidResource
 from headrace_api.v1alpha1.conditions import ConditionStatus, ConditionType, Reason, find_condition
 from headrace_api.v1alpha1.inferenceservice import InferenceService
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import RunPhase, StudyVerdict
 from headrace_api.v1alpha1.slo import SloSpec
 from headrace_api.v1alpha1.tuningrun import ApplyPolicy, RolloutPhase, RolloutStatus, TuningRun
@@ -48,7 +49,6 @@ from headrace_operator.service.readiness import EngineProbe, Fleet, engines_read
 from headrace_operator.service.status import changed, is_true, service_url
 from headrace_operator.tuning.checks import check, first_in_line
 from headrace_operator.tuning.status import (
-    JobRecords,
     RunObservation,
     read_records,
     rollout_phase,
@@ -132,11 +132,11 @@ class RunController:
             )
             return seen, Requeue()
 
-    def _records(self, run: TuningRun) -> JobRecords:
+    def _records(self, run: TuningRun) -> StudyRecords:
         namespace, name = run.metadata.namespace or "", names.records_config_map(run.metadata.name)
         records = read_records(self._tools.view.child("ConfigMap", namespace, name))
         if records.unreadable:
-            LOG.warning("ConfigMap %s/%s: not readable: %s", namespace, name, ", ".join(records.unreadable))
+            LOG.warning("ConfigMap %s/%s: not readable: %s", namespace, name, "; ".join(map(str, records.unreadable)))
         return records
 
     async def _tidy(self, run: TuningRun, *, failed: bool) -> None:
@@ -182,7 +182,7 @@ async def _remove(tools: Dependencies, resource: Any, run: TuningRun, name: str)
 class _Pass:
     """One pass over a run that is not over. Methods are stages, in the order of a run's life."""
 
-    def __init__(self, tools: Dependencies, run: TuningRun, body: Mapping[str, Any], records: JobRecords) -> None:
+    def __init__(self, tools: Dependencies, run: TuningRun, body: Mapping[str, Any], records: StudyRecords) -> None:
         self._tools = tools
         self._run = run
         self._body = body

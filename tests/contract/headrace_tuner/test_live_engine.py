@@ -10,6 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from headrace_api.v1alpha1.record_codec import decode
 from headrace_api.v1alpha1.records import StudyVerdict, TrialState
 from headrace_bench.errors import BenchError
 from headrace_bench.modes.server import running_engine
@@ -23,7 +24,6 @@ from headrace_core.workload.plans import Workload, plan_load
 from headrace_tuner.cli_study import CliStudy, slo_of
 from headrace_tuner.connections import Addresses, connect
 from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.records.store import decode
 
 pytestmark = pytest.mark.auto_dtype
 LOAD = Workload(
@@ -106,10 +106,10 @@ async def test_one_window_counts_its_own_requests_and_no_others(engine, promethe
         second = await meter.measure({"prefill_chunk_size": 16}, seed=1, label="two")
     for measured in (first, second):
         reading = measured.reading
-        assert reading.planned == 24, "the warm-up's 8 requests are not the window's"
-        assert 0 <= reading.good <= 24
+        assert reading.counts.requests == 24, "the warm-up's 8 requests are not the window's"
+        assert 0 <= reading.counts.good <= 24
         assert sum(half.requests for half in reading.halves) == 24
-        assert all(half.requests >= 0 and half.tokens >= 0 for half in reading.halves)
+        assert all(half.requests >= 0 and half.output_tokens >= 0 for half in reading.halves)
         assert reading.throughput > 0
         assert set(reading.p95) == {"ttft", "itl", "e2e"}
         assert reading.measures().e2e_p95 is not None

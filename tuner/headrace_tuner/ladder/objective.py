@@ -32,11 +32,12 @@ class StudyGoal:
 
     def score(self, reading: TrialReading) -> float:
         """Larger is better. Per second: good requests, or output tokens."""
+        counts = reading.counts
         if self.objective is Objective.GOODPUT:
-            unit, value = 1.0, reading.goodput
+            unit, value = 1.0, counts.goodput
         else:
-            unit, value = reading.throughput * reading.seconds / reading.planned, reading.throughput
-        return value + MARGIN_WEIGHT * unit * self.margin(reading) / reading.seconds
+            unit, value = reading.throughput * counts.seconds / counts.requests, reading.throughput
+        return value + MARGIN_WEIGHT * unit * self.margin(reading) / counts.seconds
 
     def margin(self, reading: TrialReading) -> float:
         """0 to 1: mean distance of the 95th percentiles below their thresholds; 0.5 is right at them."""
@@ -45,7 +46,7 @@ class StudyGoal:
 
     def constraints(self, reading: TrialReading) -> dict[str, float]:
         """Signed slack by constraint, as Optuna has it: above 0 is violated."""
-        return {ATTAINMENT: self.attainment - reading.attainment, RUNNABLE: -1.0}
+        return {ATTAINMENT: self.attainment - reading.counts.attainment, RUNNABLE: -1.0}
 
     @property
     def broken(self) -> dict[str, float]:

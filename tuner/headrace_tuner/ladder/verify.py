@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import Effect, StudyVerdict, VerificationRecord
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.ladder.effect import compare, decide
+from headrace_core.evidence.counts import Counts, sum_of
+from headrace_core.evidence.intervals import Interval
+from headrace_core.evidence.verdict import RateKind, WindowPair, paired_ratio
 from headrace_tuner.ladder.objective import StudyGoal
-from headrace_tuner.ladder.trials import MEASURED, StudyRecords, baseline_of, pool
+from headrace_tuner.ladder.trials import MEASURED, baseline_of, pool
 
+RATES = {Objective.GOODPUT: RateKind.GOODPUT, Objective.THROUGHPUT: RateKind.THROUGHPUT}
 Pairs = list[tuple[VerificationRecord, VerificationRecord]]
 
 
@@ -27,17 +31,14 @@ def verify(goal: StudyGoal, records: StudyRecords, *, min_effect: float, confide
     """Compare the windows of the complete blocks. Raises `ValueError` for fewer than two."""
     pairs = complete_blocks(records.windows)
     objective = _objective(goal, records)
-    effect = compare(
-        [pair[0].halves for pair in pairs],
-        [pair[1].halves for pair in pairs],
-        objective=objective,
-        confidence=confidence,
-    )
-    verdict = _verdict(goal, records, pairs, effect, min_effect)
+    windows = window_pairs(pairs)
+    ratio = paired_ratio(windows, rate=RATES[objective], confidence=confidence)
+    verdict = _verdict(goal, records, windows, ratio, min_effect)
     numbers = (
-        f"{objective.value.lower()} of the winner is {effect.ratio:.2f} times the baseline's ({confidence:.0%} "
-        f"interval {effect.low:.2f} to {effect.high:.2f}, {len(pairs)} paired blocks on fresh seeds)"
+        f"{objective.value.lower()} of the winner is {ratio.estimate:.2f} times the baseline's ({confidence:.0%} "
+        f"interval {ratio.low:.2f} to {ratio.high:.2f}, {len(pairs)} paired blocks on fresh seeds)"
     )
+    effect = Effect(ratio=ratio.estimate, low=ratio.low, high=ratio.high)
     return VerificationResult(verdict=verdict, effect=effect, message=f"{numbers}: {_meaning(verdict, min_effect)}")
 
 
@@ -50,6 +51,35 @@ def complete_blocks(windows: Iterable[VerificationRecord]) -> Pairs:
     return [(pair[False], pair[True]) for _, pair in sorted(found.items()) if len(pair) == 2]
 
 
+def window_pairs(blocks: Pairs) -> list[WindowPair]:
+    """Blocks as the comparison takes them. Halves that were written down without their length have all the same."""
+    halves = [half for block in blocks for record in block for half in record.halves]
+    timed = all(half.seconds is not None for half in halves)
+
+    def parts(record: VerificationRecord) -> tuple[Counts, ...]:
+        return tuple(
+            Counts(
+                good=half.good,
+                requests=half.requests,
+                seconds=half.seconds if timed and half.seconds is not None else 1.0,
+                output_tokens=half.tokens,
+            )
+            for half in record.halves
+        )
+
+    return [WindowPair(baseline=parts(baseline), candidate=parts(winner)) for baseline, winner in blocks]
+
+
+def decide(ratio: Interval, *, min_effect: float, any_feasible: bool) -> StudyVerdict:
+    """The verdict that an interval supports. `any_feasible`: whether any config met the attainment."""
+    worthwhile = 1 + min_effect
+    if ratio.low > worthwhile:
+        return StudyVerdict.IMPROVED
+    if not any_feasible:
+        return StudyVerdict.NO_FEASIBLE_CONFIG
+    return StudyVerdict.KEEP_BASELINE if ratio.high < worthwhile else StudyVerdict.INCONCLUSIVE
+
+
 def _objective(goal: StudyGoal, records: StudyRecords) -> Objective:
     """Throughput is compared between configs that meet the SLO; a baseline that does not is compared by goodput."""
     baseline = baseline_of(goal, records)
@@ -57,19 +87,20 @@ def _objective(goal: StudyGoal, records: StudyRecords) -> Objective:
 
 
 def _verdict(
-    goal: StudyGoal, records: StudyRecords, pairs: Pairs, effect: Effect, min_effect: float
+    goal: StudyGoal, records: StudyRecords, pairs: Sequence[WindowPair], ratio: Interval, min_effect: float
 ) -> StudyVerdict:  # fmt: skip
-    winner_meets = _attainment(pair[1] for pair in pairs) >= goal.attainment
+    winner_meets = _attainment(pairs) >= goal.attainment
     feasible = winner_meets or any(item.feasible for item in pool(goal, records.trials))
-    verdict = decide(effect, min_effect=min_effect, any_feasible=feasible)
+    verdict = decide(ratio, min_effect=min_effect, any_feasible=feasible)
     if verdict is StudyVerdict.IMPROVED and goal.objective is Objective.THROUGHPUT and not winner_meets:
         return StudyVerdict.INCONCLUSIVE
     return verdict
 
 
-def _attainment(windows: Iterable[VerificationRecord]) -> float:
-    halves = [half for item in windows for half in item.halves]
-    return sum(half.good for half in halves) / max(1.0, sum(half.requests for half in halves))
+def _attainment(pairs: Sequence[WindowPair]) -> float:
+    """Share of the candidate's requests that were good; 0 where there were none."""
+    counts = sum_of([part for pair in pairs for part in pair.candidate])
+    return counts.good / max(1.0, counts.requests)
 
 
 def _meaning(verdict: StudyVerdict, min_effect: float) -> str:

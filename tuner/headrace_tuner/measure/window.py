@@ -16,6 +16,7 @@ from headrace_api.v1alpha1.records import TimeWindow
 from headrace_client.engine import EngineState
 from headrace_client.load.client import Endpoint, LoadClient, RequestRecord
 from headrace_client.prom import Prometheus
+from headrace_core.evidence.windows import VoidKind
 from headrace_core.knobs.table import KnobValue
 from headrace_core.workload.plans import PlannedRequest, Workload, derive_seed, plan_load
 from headrace_tuner.errors import TrialVoid
@@ -107,11 +108,12 @@ class LiveMeter:
     async def _check_same(self, began: EngineState) -> None:
         now = await self.target.state()
         if now.started_at != began.started_at:
-            raise TrialVoid("the engine restarted inside the window", restarted=True)
+            raise TrialVoid(VoidKind.RESTARTED, "the engine restarted inside the window")
         if now.generation != began.generation:
             raise TrialVoid(
+                VoidKind.DISTURBED,
                 f"somebody changed the engine's config inside the window: generation {began.generation} became "
-                f"{now.generation}"
+                f"{now.generation}",
             )
 
 

@@ -17,13 +17,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace_api import names
-from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, VerificationRecord
+from headrace_api.v1alpha1.record_codec import AnyRecord, StudyRecords, encode, key_of
 from headrace_client.errors import Conflict, KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS
 from headrace_tuner.errors import LeaseLost, StoreUnavailable
-from headrace_tuner.ladder.trials import StudyRecords
-from headrace_tuner.records.store import MAX_BYTES, decode, encode, key_of
+from headrace_tuner.records.store import MAX_BYTES, read_all
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
@@ -111,9 +110,9 @@ class ConfigMapStore:
 
     async def load(self) -> StudyRecords:
         """See `Store`."""
-        return decode(self._data)
+        return read_all(self._data)
 
-    async def save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:
+    async def save(self, record: AnyRecord) -> None:
         """See `Store`."""
         await self._write({key_of(record): encode(record)})
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import (
     Proposal,
     RunPhase,
     StudyRecord,
     StudyVerdict,
 )
-from headrace_tuner.ladder.trials import StudyRecords, baseline_of, best_of
+from headrace_tuner.ladder.trials import baseline_of, best_of
 from headrace_tuner.ladder.verify import complete_blocks, verify
 from headrace_tuner.study.phases import Conclude, StudyPlan
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import (
     Candidate,
     RunPhase,
@@ -20,13 +21,12 @@ from headrace_api.v1alpha1.records import (
     VerificationRecord,
 )
 from headrace_api.v1alpha1.tuningrun import Objective
+from headrace_core.evidence.verdict import largest_gain
 from headrace_core.knobs.table import KnobValue
-from headrace_tuner.ladder.effect import most_possible
 from headrace_tuner.ladder.objective import StudyGoal
 from headrace_tuner.ladder.trials import (
     MEASURED,
     Pooled,
-    StudyRecords,
     baseline_of,
     best_of,
     better,
@@ -126,14 +126,14 @@ def _baseline(plan: StudyPlan, records: StudyRecords, baseline: Candidate) -> Ac
 
 
 def _hopeless(plan: StudyPlan, baseline: Pooled) -> Conclude | None:
-    possible = most_possible(baseline.good, baseline.requests, confidence=plan.confidence)
+    possible = largest_gain(baseline.counts, confidence=plan.confidence)
     if possible >= 1 + plan.min_effect:
         return None
     return Conclude(
         StudyVerdict.ABSTAINED,
-        f"the load is too light to tell configs apart: the baseline serves {baseline.attainment:.1%} of it within the "
-        f"SLO, so no config can do more than {possible - 1:.1%} better, and minEffect is {plan.min_effect:.1%}; raise "
-        "workload.rate, or tighten the SLO",
+        "the load is too light to tell configs apart: the baseline serves "
+        f"{baseline.counts.attainment:.1%} of it within the SLO, so no config can do more than {possible - 1:.1%} "
+        f"better, and minEffect is {plan.min_effect:.1%}; raise workload.rate, or tighten the SLO",
     )
 
 

@@ -11,6 +11,7 @@ import aiohttp
 from headrace_client.engine import EngineAdmin, EngineState
 from headrace_client.errors import EngineCallError, EngineDenied, EngineRefused, EngineUnavailable
 from headrace_core import metric_names as metrics
+from headrace_core.evidence.windows import VoidKind
 from headrace_core.knobs.table import KnobValue
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.targets.base import KnobsRefused
@@ -58,7 +59,7 @@ class ShadowTarget:
         except EngineDenied as error:
             raise TunerError(f"{error}; give the engine's admin token in HEADRACE_ADMIN_TOKEN") from error
         except EngineCallError as error:
-            raise TrialVoid(f"the engine did not take the knobs: {error}", restarted=True) from error
+            raise TrialVoid(VoidKind.RESTARTED, f"the engine did not take the knobs: {error}") from error
 
     async def settle(self, timeout: float) -> None:  # noqa: ASYNC109
         """See `TrialTarget`."""
@@ -69,8 +70,9 @@ class ShadowTarget:
                 return
             if asyncio.get_running_loop().time() >= deadline:
                 raise TrialVoid(
+                    VoidKind.DISTURBED,
                     f"the engine did not become idle within {timeout:.0f} s: {running:g} running, {waiting:g} waiting; "
-                    "does anybody else send it requests?"
+                    "does anybody else send it requests?",
                 )
             await asyncio.sleep(POLL_SECONDS)
 
@@ -81,7 +83,8 @@ class ShadowTarget:
                 response.raise_for_status()
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TrialVoid(f"GET {where}: no answer: {str(error) or type(error).__name__}", restarted=True) from error
+            why = str(error) or type(error).__name__
+            raise TrialVoid(VoidKind.RESTARTED, f"GET {where}: no answer: {why}") from error
         return gauge(text, metrics.RUNNING.series), gauge(text, metrics.WAITING.series)
 
 

@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from headrace_core.evidence.slo import SloSet, nearest_rank
+from headrace_core.evidence.percentiles import nearest_rank
+from headrace_core.evidence.slo import SloSet
 
 
 def test_all_thresholds_must_hold_at_once() -> None:

@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from headrace_api.v1alpha1.records import Half
-from headrace_api.v1alpha1.tuningrun import Objective
+from headrace_core.evidence.counts import Counts
 from headrace_core.evidence.slo import SloSet
+from headrace_core.evidence.verdict import RateKind, WindowPair, paired_ratio
 from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler.events import Request, StepPlan, StepResult, Token
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.workload.plans import PlannedRequest, Workload, derive_seed, plan_load
 from headrace_local.demo import story
 from headrace_local.demo.story import Calibration, Story, tell
-from headrace_tuner.ladder.effect import compare
 
 # A 2-core EPYC with AVX2, fp32, one thread.
 MACHINE = Calibration(
@@ -72,7 +71,7 @@ def token_times(
     return times
 
 
-def window(told: Story, machine: Calibration, knobs: dict[str, Any], *, seed: int, speed: float) -> list[Half]:
+def window(told: Story, machine: Calibration, knobs: dict[str, Any], *, seed: int, speed: float) -> tuple[Counts, ...]:
     """Good requests and all requests, in each half of a window."""
     load = plan_load(
         Workload(
@@ -89,7 +88,7 @@ def window(told: Story, machine: Calibration, knobs: dict[str, Any], *, seed: in
         half = counts[times[-1] > told.window / 2]
         half[0] += slo.judge(times[0] - arrival, gaps, times[-1] - arrival)
         half[1] += 1
-    return [Half(good=good, requests=requests) for good, requests in counts]
+    return tuple(Counts(good=good, requests=requests, seconds=told.window / 2) for good, requests in counts)
 
 
 @pytest.mark.parametrize("speed", [0.7, 1.0, 1.4])
@@ -99,8 +98,12 @@ def test_the_verdict_is_improved_in_nearly_all_runs(machine: Calibration, speed:
     improved = 0
     for run in range(RUNS):
         seeds = [derive_seed(run, block) for block in range(told.blocks)]
-        before, after = (
-            [window(told, machine, knobs, seed=seed, speed=speed) for seed in seeds] for knobs in (BAD, GOOD)
-        )
-        improved += compare(before, after, objective=Objective.GOODPUT, confidence=0.9).low > 1.02
+        pairs = [
+            WindowPair(
+                baseline=window(told, machine, BAD, seed=seed, speed=speed),
+                candidate=window(told, machine, GOOD, seed=seed, speed=speed),
+            )
+            for seed in seeds
+        ]
+        improved += paired_ratio(pairs, rate=RateKind.GOODPUT, confidence=0.9).low > 1.02
     assert improved >= 0.85 * RUNS

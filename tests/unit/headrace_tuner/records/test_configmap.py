@@ -9,7 +9,7 @@ from headrace_client.errors import Conflict, Unavailable
 from headrace_tuner.errors import LeaseLost, StoreUnavailable, TunerError
 from headrace_tuner.records import configmap
 from headrace_tuner.records.configmap import LEASE_KEY, LEASE_SECONDS, ConfigMapStore, Lease, may_take
-from headrace_tuner.records.store import FolderStore, decode
+from headrace_tuner.records.store import FolderStore, read_all
 
 STUDY = StudyRecord(phase=RunPhase.SEARCHING)
 
@@ -149,8 +149,8 @@ def test_a_lease_that_cannot_be_read_is_free(text) -> None:
 
 
 def test_a_record_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(TunerError, match=r"trial-0003.json.*delete it"):
-        decode({"trial-0003.json": '{"number": -1}', LEASE_KEY: "whatever"})
+    with pytest.raises(TunerError, match=r"trial-0003.json.*Delete these entries"):
+        read_all({"trial-0003.json": '{"number": -1}', LEASE_KEY: "whatever"})
 
 
 async def test_a_folder_that_cannot_be_made_is_named(tmp_path) -> None:

@@ -1,6 +1,7 @@
 import pytest
 
 from headrace_api.v1alpha1.knobs import HotKnobs
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import (
     Candidate,
     Half,
@@ -11,7 +12,6 @@ from headrace_api.v1alpha1.records import (
     TrialState,
     VerificationRecord,
 )
-from headrace_tuner.ladder.trials import StudyRecords
 from headrace_tuner.study.conclusion import conclude
 from headrace_tuner.study.phases import (
     Conclude,
@@ -31,7 +31,7 @@ def window(
     number: int, good: float, *, state: TrialState = TrialState.COMPLETE, reason: str = ""
 ) -> VerificationRecord:
     winner = (number + number // 2) % 2 == 1
-    halves = [Half(good=good / 2, requests=20, tokens=300)] * 2 if state is TrialState.COMPLETE else []
+    halves = [Half(good=good / 2, requests=20, tokens=300, seconds=10)] * 2 if state is TrialState.COMPLETE else []
     return VerificationRecord(
         number=number, winner=winner, knobs=HotKnobs.of(GOOD if winner else BASE), seed=1, state=state, halves=halves,
         reason=reason,
@@ -75,7 +75,7 @@ def test_a_baseline_that_cannot_be_measured_ends_the_study(make) -> None:
 
 def test_a_load_too_light_to_tell_is_not_searched(make) -> None:
     all_good = make.trial(0, 40, **BASE)
-    many = all_good.measures.model_copy(update={"requests": 4000.0})
+    many = all_good.measures.model_copy(update={"requests": 4000.0, "good": 4000.0})
     records = StudyRecords(study=STUDY, trials=(all_good.model_copy(update={"measures": many}),))
     action = next_action(make.plan(), records, now=0)
     assert action.verdict is StudyVerdict.ABSTAINED

@@ -6,6 +6,7 @@ from aiohttp import web
 from headrace_client.engine import EngineState
 from headrace_client.errors import EngineDenied, EngineRefused, EngineUnavailable, KnobProblem
 from headrace_client.load.client import load_session
+from headrace_core.evidence.windows import VoidKind
 from headrace_tuner.errors import TrialVoid, TunerError
 from headrace_tuner.targets.base import KnobsRefused
 from headrace_tuner.targets.shadow import ShadowTarget, gauge
@@ -65,7 +66,7 @@ async def test_what_a_patch_may_answer() -> None:
         await (await target(refused)).apply({}, revision="r")
     with pytest.raises(TrialVoid) as caught:
         await (await target(EngineUnavailable("reset"))).apply({}, revision="r")
-    assert caught.value.restarted
+    assert caught.value.kind is VoidKind.RESTARTED
     with pytest.raises(TunerError, match="HEADRACE_ADMIN_TOKEN"):
         await (await target(EngineDenied("401"))).apply({}, revision="r")
 
