@@ -142,7 +142,7 @@ def service_labels(service: str, track: str = TRACK_STABLE) -> dict[str, str]:
 
 
 def trial_labels(service: str, run: str) -> dict[str, str]:
-    """Labels of a tuning run's trial pod and its company."""
+    """Labels of a tuning run's trial pod and of what belongs to it."""
     return {**service_labels(service, TRACK_TRIAL), TUNING_RUN_LABEL: run}
 
 

@@ -1,4 +1,4 @@
-"""`headrace tune`: the study by hand."""
+"""`headrace tune`: a study of an engine that you run yourself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The entries of ConfigMap RUN-records, as the tuner writes them and the operator reads them.
 
-`decode` never fails: what cannot be read is named beside what could, and its caller decides what that means.
+`decode` never fails: it returns what it could read and names what it could not. Its caller decides what to do then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AnyRecord = StudyRecord | TrialRecord | VerificationRecord
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRecord:
-    """An entry that is no record of this version: damaged, or written by a newer one. `problem` is for people."""
+    """An entry that this version cannot read: damaged, or written by a newer one. `problem` is for people."""
 
     key: str
     problem: str

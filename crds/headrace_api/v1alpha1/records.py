@@ -108,7 +108,7 @@ class Candidate(Model):
 
 
 class Effect(Model):
-    """Winner relative to baseline, as a ratio of scores with its confidence interval: 1 is no difference."""
+    """Winner relative to baseline, as a ratio of scores with its confidence interval; 1 means no difference."""
 
     ratio: float
     """Estimate."""

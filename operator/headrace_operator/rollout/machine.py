@@ -47,7 +47,7 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedChange:
-    """What is proposed by whom."""
+    """A proposal, and the run that made it."""
 
     run: str
     run_uid: str
@@ -88,7 +88,7 @@ class RolloutStep:
 
 
 def begin(scene: RolloutScene) -> RolloutStatus:
-    """First phase."""
+    """The status of a rollout that begins now, with the pods as they are."""
     pods = sorted(scene.pods.values(), key=lambda pod: pod.name)
     return RolloutStatus(
         phase=RolloutPhase.MEASURING_BEFORE,
@@ -224,7 +224,7 @@ def _judge(status: RolloutStatus, scene: RolloutScene, measured: WindowStats) ->
 
 
 def _restore(status: RolloutStatus, scene: RolloutScene, why: str) -> RolloutStep:
-    """Want the old knobs again; the phase ends when the engines have them."""
+    """Ask for the old knobs again; the phase ends when the engines have them."""
     return RolloutStep(status=status.model_copy(update={"message": why}), write=True, tuned=_before(scene))
 
 

@@ -83,7 +83,7 @@ def _from_records(run: TuningRun, records: StudyRecords) -> dict[str, Any]:
 
 
 def _unreadable(records: StudyRecords) -> str:
-    """A clause for the message, where some records say nothing to this operator."""
+    """A clause for the message that names the records left out; empty where every one was read."""
     if not records.unreadable:
         return ""
     first, count = records.unreadable[0], len(records.unreadable)

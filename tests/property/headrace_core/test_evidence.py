@@ -161,7 +161,7 @@ def test_better_is_never_said_both_ways_nor_of_too_few(
     st.sampled_from([math.nan, math.inf]),
     st.booleans(),
 )
-def test_a_count_that_is_no_number_decides_nothing(field: str, value: float, first: bool) -> None:
+def test_a_count_that_is_not_finite_decides_nothing(field: str, value: float, first: bool) -> None:
     fine = {"good": 40.0, "requests": 80.0, "seconds": 20.0, "output_tokens": 1.0}
     sides = [Counts(**fine | {field: value}), Counts(**fine | {"good": 80.0})]
     judged = judge(*(sides if first else sides[::-1]), min_requests=50, confidence=0.95)

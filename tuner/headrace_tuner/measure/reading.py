@@ -1,4 +1,4 @@
-"""Reads a trial's window from Prometheus, and holds it against what the client saw.
+"""Reads a trial's window from Prometheus and compares it with what the client saw.
 
 A window has a revision of its own, patched in as it begins: the engine labels each request by the config under which it
 arrived, so the series of that revision hold the window's requests, all of them and no others.
@@ -120,7 +120,7 @@ async def read_trial(prometheus: Prometheus, span: WindowSpan, client: ClientSid
 
 
 async def wait_until_scraped(prometheus: Prometheus, revision: str) -> None:
-    """Wait until Prometheus has the engine under that revision: a window needs a scrape before it.
+    """Wait until Prometheus has scraped the engine under that revision: a window needs a scrape before it.
 
     Raises `TrialVoid`.
     """
@@ -142,7 +142,7 @@ def halves(first: Counts, whole: Counts) -> tuple[Counts, Counts]:
 
 
 def check_client(client: ClientSide) -> None:
-    """Void what says more about the client than about the server. Raises `TrialVoid`."""
+    """Void a window that says more about the client than about the engine. Raises `TrialVoid`."""
     lost = [record for record in client.records if record.error in LOST]
     if lost:
         first = f"{lost[0].error}: {lost[0].detail}"
@@ -164,14 +164,14 @@ def check_client(client: ClientSide) -> None:
 
 
 def check_counts(client: ClientSide, *, finished: float, rejected: float) -> None:
-    """The engine's counts and the client's must agree, but for requests that nobody can place. Raises `TrialVoid`."""
+    """The engine's counts and the client's must agree, except for requests whose end is unknown. Raises `TrialVoid`."""
     certain = sum(record.error is None or record.error == "http_429" for record in client.records)
     most, counted = len(client.records) + client.early, finished + rejected
     if not certain <= counted <= most:
         raise TrialVoid(
             VoidKind.DISTURBED,
             f"the engine counted {finished:g} finished and {rejected:g} refused requests, the client {certain} with "
-            f"an answer of {len(client.records)} sent; does anybody else send requests to this engine?",
+            f"an answer of {len(client.records)} sent; is anything else sending requests to this engine?",
         )
 
 

@@ -57,7 +57,7 @@ class LiveMeter:
 
     @property
     def lag_limit(self) -> float:
-        """How late 99 % of the requests may be sent, seconds: what neither bends the arrivals nor eats the SLO."""
+        """How late 99 % of the requests may be sent, seconds: too little to change the arrivals or use up the SLO."""
         return max(0.05, 0.5 / self.workload.rate, 0.1 * (self.ttft or 0.0))
 
     @property
@@ -67,7 +67,7 @@ class LiveMeter:
 
     async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> MeasuredWindow:
         """See `WindowMeter`."""
-        revision = f"{label}-{secrets.token_hex(3)}"  # never used before, also not by a tuner that was killed
+        revision = f"{label}-{secrets.token_hex(3)}"  # new even where a killed tuner used the same label
         await self.target.state()
         await self.target.settle(SETTLE_SECONDS)
         await self.target.apply(knobs, revision=f"{revision}-warmup")

@@ -71,7 +71,7 @@ def may_take(seen: Lease, mine: Lease, *, unchanged_for: float) -> bool:
 class ConfigMapStore:
     """The Job's records. Every write carries all entries and the resourceVersion they are based on.
 
-    Somebody else's harmless write (a label, an annotation) only moves the version: it is read again and the write
+    A harmless write by something else (a label, an annotation) only moves the version: it is read again and the write
     repeated, as long as the lease in it is still ours.
     """
 
@@ -136,7 +136,7 @@ class ConfigMapStore:
                 log.error(str(error))
                 return
             except StoreUnavailable as error:
-                log.warning(str(error))  # nobody else can write either; the next write tells who holds it
+                log.warning(str(error))  # another tuner cannot write either; the next write shows who holds the lease
 
     async def _write(self, entries: dict[str, str]) -> None:
         if self.lost.is_set():
@@ -153,7 +153,7 @@ class ConfigMapStore:
         holder = Lease.decode(self._data.get(LEASE_KEY)).holder
         if holder != self._lease.holder:
             self.lost.set()
-            raise LeaseLost(f"{holder or 'nobody'} holds the records now; this tuner stops and writes no more")
+            raise LeaseLost(f"{holder or 'nobody'} holds the records now; this tuner stops")
 
     async def _swap(self, entries: dict[str, str]) -> None:
         data = self._data | entries

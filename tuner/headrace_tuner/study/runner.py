@@ -1,4 +1,4 @@
-"""The study's shell: asks `phases` what is next, does it, writes it down, and only then asks again."""
+"""The study's loop: asks `phases` what is next, does it, writes it down, and only then asks again."""
 
 from __future__ import annotations
 

@@ -29,6 +29,6 @@ class TrialTarget(Protocol):
         """Put knobs in force under the name `revision`. Raises `KnobsRefused` or `TrialVoid`."""
         ...
 
-    async def settle(self, timeout: float) -> None:  # noqa: ASYNC109  (seconds, told to whoever waits)
+    async def settle(self, timeout: float) -> None:  # noqa: ASYNC109  (it waits for the engine, not for its own awaits)
         """Wait until nothing runs and nothing waits. Raises `TrialVoid` after `timeout` seconds."""
         ...

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 
 
 class ShadowTarget:
-    """A trial pod, or an engine by hand, that gets no traffic but the tuner's."""
+    """A trial pod, or an engine that a person started: its only traffic is the tuner's."""
 
     def __init__(
         self, url: str, admin: EngineAdmin, *, session: aiohttp.ClientSession, patience: float = 180.0
@@ -72,7 +72,7 @@ class ShadowTarget:
                 raise TrialVoid(
                     VoidKind.DISTURBED,
                     f"the engine did not become idle within {timeout:.0f} s: {running:g} running, {waiting:g} waiting; "
-                    "does anybody else send it requests?",
+                    "is anything else sending it requests?",
                 )
             await asyncio.sleep(POLL_SECONDS)
 

@@ -55,7 +55,7 @@ def test_records_come_in_order_of_their_number_whatever_their_keys_say() -> None
     assert [record.number for record in decode(data).trials] == [2, 5, 12]
 
 
-def test_what_is_no_record_is_passed_over() -> None:
+def test_other_entries_are_passed_over() -> None:
     data = {"lease.json": "whatever", "note.txt": "", "trial-x.json": "{", "verify-.json": "{", "trial-0001.tmp": "{"}
     assert decode(data) == StudyRecords()
 

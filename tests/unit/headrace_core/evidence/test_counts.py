@@ -33,6 +33,6 @@ def test_a_ratio_of_nothing_is_not_a_number() -> None:
     [({}, True), ({"good": math.nan}, False), ({"requests": math.inf}, False), ({"output_tokens": math.nan}, False)]
     + [({"seconds": seconds}, False) for seconds in (0, -1, math.nan, math.inf)],
 )
-def test_counts_that_are_no_numbers_are_told(change: dict[str, float], finite: bool) -> None:
+def test_only_numbers_over_some_time_are_finite(change: dict[str, float], finite: bool) -> None:
     values = {"good": 1.0, "requests": 2.0, "seconds": 3.0, "output_tokens": 4.0}
     assert Counts(**values | change).finite is finite

@@ -76,7 +76,7 @@ def test_a_text_that_failed_must_be_left_out(bad: float) -> None:
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
-def test_a_confidence_that_is_none_is_refused(confidence: float) -> None:
+def test_an_impossible_confidence_is_refused(confidence: float) -> None:
     with pytest.raises(ValueError, match="confidence"):
         paired_mean([0.1, 0.2], confidence=confidence)
 

@@ -81,7 +81,7 @@ async def test_a_harmless_change_by_somebody_else_only_repeats_the_write(kube, m
     await store.release()
 
 
-async def test_who_lost_the_lease_writes_no_more(kube, monkeypatch) -> None:
+async def test_a_tuner_that_lost_the_lease_writes_no_more(kube, monkeypatch) -> None:
     store = store_of(kube, monkeypatch)
     await store.acquire()
     thief = store_of(kube, monkeypatch)  # the same pod, started anew: its predecessor is dead
