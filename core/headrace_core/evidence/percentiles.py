@@ -40,5 +40,5 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 def duration(seconds: float) -> str:
-    """Three significant digits: `12.3 ms`, `1.20 s`."""
+    """At most three significant digits: `12.3 ms`, `1.2 s`."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
