@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from headrace_client.prom import Prometheus, PromSample
 from headrace_core import metric_names as metrics
+from headrace_core.evidence.counts import Counts
 from headrace_core.evidence.windows import (
     Buckets,
+    VoidKind,
     WindowStats,
     WindowVoidError,
     bucket_deltas,
@@ -67,14 +69,16 @@ def between(before: Edge, after: Edge) -> WindowStats:
     """The window from one edge to the other. Pure. Raises `WindowVoidError`."""
     for pod, started in before.starts.items():
         if after.starts.get(pod) != started:
-            raise WindowVoidError(f"{_text(pod)}: the pod went away or its engine restarted inside the window")
+            raise WindowVoidError(
+                VoidKind.RESTARTED, f"{_text(pod)}: the pod went away or its engine restarted inside the window"
+            )
     for pod in after.starts:
         if pod not in before.starts:
-            raise WindowVoidError(f"{_text(pod)}: the pod appeared inside the window")
+            raise WindowVoidError(VoidKind.DISTURBED, f"{_text(pod)}: the pod appeared inside the window")
     requests, good, tokens = (_counter(metric.series, before, after) for metric in _COUNTERS)
     ttft, itl = (_histogram(metric.name, before, after) for metric in _HISTOGRAMS)
-    seconds = after.at - before.at
-    return window_stats(seconds=seconds, requests=requests, good=good, output_tokens=tokens, ttft=ttft, itl=itl)
+    counts = Counts(good=good, requests=requests, seconds=after.at - before.at, output_tokens=tokens)
+    return window_stats(counts, ttft=ttft, itl=itl)
 
 
 def selector(name: str, *labels: Labels, by_name: str = "") -> str:
@@ -89,7 +93,9 @@ async def _edge(prometheus: Prometheus, pods: Labels, where: Labels, at: float) 
     starts = await prometheus.query(selector(metrics.START_TIME.series, pods), at)
     times = await prometheus.query(f"timestamp({selector(metrics.START_TIME.series, pods)})", at)
     if not times:
-        raise WindowVoidError(f"no engine with {dict(pods)} was scraped in the five minutes before {at:.3f}")
+        raise WindowVoidError(
+            VoidKind.UNSCRAPED, f"no engine with {dict(pods)} was scraped in the five minutes before {at:.3f}"
+        )
     samples = await prometheus.query(selector("", pods, where, by_name=_NAMES), at)
     return Edge(
         at=min(sample.value for sample in times),

@@ -43,7 +43,7 @@ _FLAGS = """## Flags beside the table
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule between knobs. `broken` raises the `ConfigError` that somebody gets who breaks it."""
+    """A rule between knobs. `broken` breaks it on purpose and raises its `ConfigError`."""
 
     text: str
     broken: Callable[[], object]

@@ -51,6 +51,7 @@ ADMIN_TOKEN_KEY = "token"  # noqa: S105  (the key in the Secret)
 TUNED_KEY = "tuned.json"
 STUDY_KEY = "study.json"
 TRIAL_KEY_PREFIX = "trial-"
+VERIFY_KEY_PREFIX = "verify-"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 
@@ -110,8 +111,22 @@ def trial_key(number: int) -> str:
 
 def trial_number(key: str) -> int | None:
     """Number of the trial that a key of the records belongs to, or None for another key."""
-    digits = key.removeprefix(TRIAL_KEY_PREFIX).removesuffix(".json")
-    return int(digits) if key.startswith(TRIAL_KEY_PREFIX) and key.endswith(".json") and digits.isdigit() else None
+    return _number(key, TRIAL_KEY_PREFIX)
+
+
+def verification_key(number: int) -> str:
+    """Key of one ended window of the verification in the records, e.g. `verify-0003.json`."""
+    return f"{VERIFY_KEY_PREFIX}{number:04d}.json"
+
+
+def verification_number(key: str) -> int | None:
+    """Number of the verification window that a key of the records belongs to, or None for another key."""
+    return _number(key, VERIFY_KEY_PREFIX)
+
+
+def _number(key: str, prefix: str) -> int | None:
+    digits = key.removeprefix(prefix).removesuffix(".json")
+    return int(digits) if key.startswith(prefix) and key.endswith(".json") and digits.isdigit() else None
 
 
 def service_labels(service: str, track: str = TRACK_STABLE) -> dict[str, str]:
@@ -120,7 +135,7 @@ def service_labels(service: str, track: str = TRACK_STABLE) -> dict[str, str]:
 
 
 def trial_labels(service: str, run: str) -> dict[str, str]:
-    """Labels of a tuning run's trial pod and its company."""
+    """Labels of a tuning run's trial pod and of what belongs to it."""
     return {**service_labels(service, TRACK_TRIAL), TUNING_RUN_LABEL: run}
 
 

@@ -1,4 +1,4 @@
-"""Durations ("800ms", "1m30s") to seconds and back; Kubernetes quantities ("500m", "2Gi") to numbers and back."""
+"""Durations ("800ms", "1m30s") to seconds; Kubernetes quantities ("500m", "2Gi") to numbers and back."""
 
 from __future__ import annotations
 
@@ -32,19 +32,6 @@ def parse_duration(text: str) -> float:
     if not _DURATION.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration: write e.g. 800ms, 20s or 1m30s (units ms, s, m, h)")
     return float(sum(Decimal(number) * _UNIT_SECONDS[unit] for number, unit in _PART.findall(text)))
-
-
-def format_duration(seconds: float) -> str:
-    """Shortest duration for `seconds` (not negative), whole milliseconds: 90.0 -> `1m30s`, 0.8 -> `800ms`."""
-    if seconds < 0:
-        raise ValueError(f"a duration is not negative, got {seconds}")
-    left = round(seconds * 1000)
-    parts = []
-    for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
 
 
 def parse_quantity(value: str | float) -> Decimal:

@@ -67,7 +67,7 @@ async def _execute(job: StudyJob) -> int:
         async with Kube.auto() as kube:
             study = await job.execute(kube)
     except asyncio.CancelledError:
-        log.info("ended by SIGTERM; the records stand")
+        log.info("ended by SIGTERM; the records are kept")
         return EXIT_TERMINATED
     except HeadraceError as error:
         log.error(str(error))

@@ -1,4 +1,4 @@
-"""`headrace tune`: the study by hand."""
+"""`headrace tune`: a study of an engine that you run yourself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tune(
 
     Stop it with Ctrl-C and start it again: it goes on from the records.
     """
-    from headrace_tuner.cli_study import CliStudy  # noqa: PLC0415  (Optuna and SciPy take a second; bench does without)
+    from headrace_tuner.cli_study import CliStudy  # noqa: PLC0415  (Optuna takes a second; bench does without)
 
     if prometheus_url is None:
         raise typer.BadParameter(

@@ -23,7 +23,7 @@ from headrace_tuner.report.lines import trial_line, verdict_panel
 from headrace_tuner.settings import study_plan
 from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.study.space import Space
-from headrace_tuner.targets.shadow import KnobsRefused
+from headrace_tuner.targets.base import KnobsRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +47,22 @@ class CliStudy:
             prometheus_url=self.prometheus_url,
             token=self.token,
         )
-        async with connect(addresses) as live:
-            setup = _setup(run, live, folder, console)
+        async with connect(addresses) as connections:
+            setup = _setup(run, connections, folder, console)
             runner = StudyRunner(setup)
-            console.print(f"engine {live.endpoint.model} at {self.url}; records in {folder}")
+            console.print(f"engine {connections.endpoint.model} at {self.url}; records in {folder}")
             try:
                 study = await runner.run()
             finally:
-                await _restore(runner, live, console)
+                await _restore(runner, connections, console)
         console.print(verdict_panel(study))
         if study.proposal is not None:
-            console.print("Nothing was applied: by hand, that is yours to do (PATCH /admin/config, or the flags).")
+            console.print("The knobs were not applied. To apply them, PATCH /admin/config or restart with their flags.")
         return study
 
 
-def _setup(run: TuningRun, live: Connections, folder: Path, console: Console) -> Setup:
-    slo = run.spec.slo or slo_of(live.state.slo)
+def _setup(run: TuningRun, connections: Connections, folder: Path, console: Console) -> Setup:
+    slo = run.spec.slo or slo_of(connections.state.slo)
     return Setup(
         name=run.metadata.name or "tune",
         plan=study_plan(run.spec, slo, keep_load=False),
@@ -70,20 +70,20 @@ def _setup(run: TuningRun, live: Connections, folder: Path, console: Console) ->
         sampler=run.spec.sampler,
         seed=run.spec.workload.seed,
         store=FolderStore(folder),
-        engine=live,
-        meter=live.meter(run.spec, slo),
+        engine=connections,
+        meter=connections.meter(run.spec, slo),
         on_end=lambda record: console.print(trial_line(record), soft_wrap=True),
     )
 
 
-async def _restore(runner: StudyRunner, live: Connections, console: Console) -> None:
+async def _restore(runner: StudyRunner, connections: Connections, console: Console) -> None:
     baseline = runner.records.baseline
     if baseline is None:
         return
     known = baseline.knobs.values()
     knobs: Mapping[str, KnobValue] = {name: known.get(name) for name in runner.setup.space.names}
     try:
-        await live.target.apply(knobs, revision=live.state.revision)
+        await connections.target.apply(knobs, revision=connections.state.revision)
     except (TunerError, TrialVoid, KnobsRefused) as error:
         console.print(f"[yellow]the engine's knobs could not be put back: {error}[/]")
 

@@ -16,9 +16,9 @@ from headrace_client.load.client import Endpoint, find_endpoint, load_session
 from headrace_client.prom import Prometheus
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_tuner.errors import TunerError
+from headrace_tuner.ladder.rules import engine_config
 from headrace_tuner.measure.window import LiveMeter
 from headrace_tuner.settings import check_fits, check_slo, slo_set, workload_of
-from headrace_tuner.study.space import engine_config
 from headrace_tuner.targets.shadow import ShadowTarget
 
 

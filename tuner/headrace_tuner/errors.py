@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace_core.errors import HeadraceError
+from headrace_core.evidence.windows import VoidKind
 
 
 class TunerError(HeadraceError):
@@ -12,13 +13,13 @@ class TunerError(HeadraceError):
 class TrialVoid(TunerError):  # noqa: N818  (reads as the state it leads to)
     """A measurement says nothing about its config: it is repeated once, then recorded as void.
 
-    `restarted`: the engine's process changed meanwhile, which on a repeat counts against the config.
+    An engine that restarted in both tries (`kind`) counts against the config. `reason` is for people.
     """
 
-    def __init__(self, reason: str, *, restarted: bool = False) -> None:
+    def __init__(self, kind: VoidKind, reason: str) -> None:
         super().__init__(reason)
+        self.kind = kind
         self.reason = reason
-        self.restarted = restarted
 
 
 class LeaseLost(TunerError):  # noqa: N818

@@ -67,7 +67,7 @@ class StudyJob:
             if isinstance(next_action(plan, records, now=0.0), KeepLoad):
                 await hold()
             return records.study
-        async with connect(self.addresses) as live:
+        async with connect(self.addresses) as connections:
             setup = Setup(
                 name=self.run,
                 plan=plan,
@@ -75,8 +75,8 @@ class StudyJob:
                 sampler=run.spec.sampler,
                 seed=run.spec.workload.seed,
                 store=store,
-                engine=live,
-                meter=live.meter(run.spec, slo),
+                engine=connections,
+                meter=connections.meter(run.spec, slo),
                 keep_load=hold,
                 on_end=_log_end,
                 on_study=_log_study,
@@ -124,7 +124,7 @@ class StudyJob:
         except KubeError as error:
             raise TunerError(f"{where} cannot be read: {error}") from error
         if body is None:
-            raise TunerError(f"{where} does not exist (any more)")
+            raise TunerError(f"{where} does not exist, or no longer does")
         return body
 
 

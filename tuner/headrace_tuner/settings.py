@@ -10,7 +10,7 @@ from headrace_client.load.client import Endpoint
 from headrace_core.evidence.slo import SloSet
 from headrace_core.workload.plans import Workload
 from headrace_tuner.errors import TunerError
-from headrace_tuner.study.objective import StudyGoal
+from headrace_tuner.ladder.objective import StudyGoal
 from headrace_tuner.study.phases import StudyPlan
 
 TARGETS = ("ttft", "itl", "e2e")  # those whose 95th percentile a reading has

@@ -23,8 +23,7 @@ from rich.table import Table
 
 from headrace_bench.errors import BenchError
 from headrace_bench.serve.result import SCHEMA
-from headrace_core.evidence.percentiles import PERCENTILES, duration
-from headrace_core.evidence.slo import nearest_rank
+from headrace_core.evidence.percentiles import PERCENTILES, duration, nearest_rank
 
 ROUNDS, CONFIDENCE = 1000, 0.95
 FEWEST = 20  # complete requests a side; below, an interval would be fiction

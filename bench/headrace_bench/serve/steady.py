@@ -15,9 +15,9 @@ from enum import StrEnum
 from itertools import pairwise
 
 from headrace_client.load.client import RequestRecord
+from headrace_core.evidence.means import t_quantile
 
 SLICES = 10
-T_975 = 2.306  # Student's t, 8 degrees of freedom: ten slices less the two of a line
 FEWEST = 3 * SLICES
 WORTH = 0.25  # a rise over the window below this share of the mean is none worth a word
 
@@ -88,4 +88,4 @@ def _rise(values: Sequence[float | None]) -> float | None:
     left = math.fsum((value - base - slope * place) ** 2 for place, value in zip(at, known, strict=True))
     spread = math.fsum((place - statistics.fmean(at)) ** 2 for place in at)
     error = math.sqrt(left / (SLICES - 2) / spread)
-    return slope * (SLICES - 1) / mean if abs(slope) > T_975 * error else 0.0
+    return slope * (SLICES - 1) / mean if abs(slope) > t_quantile(0.975, SLICES - 2) * error else 0.0

@@ -1,8 +1,8 @@
-"""The interval of a mean: Student's t from the standard library, over observations that do not depend on each other.
+"""The interval of a mean by Student's t, over observations that do not depend on each other.
 
 A text is one observation: its tokens depend on each other, its difference per token is one number. Why t and not the
 bootstrap: at some 40 texts the percentile bootstrap is as narrow as a normal interval with the biased variance, so it
-covers less than it says (and at 8 texts much less), while t keeps its word for anything near symmetric, which the
+covers less than it says (and at 8 texts much less), while t covers what it says for anything near symmetric, which the
 differences of two roundings are. What neither can do is see a fault that no text of the sample has: see `hurt`.
 """
 

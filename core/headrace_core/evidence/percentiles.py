@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace_core.evidence.slo import nearest_rank
-
 PERCENTILES = (50, 95, 99)
+
+
+def nearest_rank(values: Sequence[float], percentile: float) -> float:
+    """The smallest of `values` that at least `percentile` percent of them do not exceed. Not empty."""
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    ordered = sorted(values)
+    # Multiply before dividing: 99 * 200 / 100 is exact where 0.99 * 200 is not.
+    rank = max(1, math.ceil(percentile * len(ordered) / 100))
+    return ordered[rank - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +40,5 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 def duration(seconds: float) -> str:
-    """Three significant digits: `12.3 ms`, `1.20 s`."""
+    """At most three significant digits: `12.3 ms`, `1.2 s`."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
+from headrace_core.evidence.percentiles import nearest_rank
+
 TARGETS = ("ttft", "itl", "tpot", "e2e")
 
 
@@ -62,16 +64,6 @@ class SloSet:
     def to_dict(self) -> dict[str, float | None]:
         """The form of `engine.json`."""
         return asdict(self)
-
-
-def nearest_rank(values: Sequence[float], percentile: float) -> float:
-    """The smallest of `values` that at least `percentile` percent of them do not exceed. Not empty."""
-    if any(math.isnan(value) for value in values):
-        return math.nan
-    ordered = sorted(values)
-    # Multiply before dividing: 99 * 200 / 100 is exact where 0.99 * 200 is not.
-    rank = max(1, math.ceil(percentile * len(ordered) / 100))
-    return ordered[rank - 1]
 
 
 def _holds(value: float, threshold: float | None) -> bool:

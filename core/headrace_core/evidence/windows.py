@@ -9,14 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TypeVar
+
+from headrace_core.errors import HeadraceError
+from headrace_core.evidence.counts import Counts
 
 Key = TypeVar("Key", bound=Hashable)
 Buckets = Mapping[float, float]  # upper bound in seconds (math.inf is the last) -> cumulative count
 
 
-class WindowVoidError(ValueError):
-    """The window measures nothing: a counter was reset, a series vanished, or a value is not a number."""
+class VoidKind(StrEnum):
+    """Why a window measures nothing."""
+
+    RESTARTED = "restarted"  # the engine's process ended or another took its place
+    UNSCRAPED = "unscraped"  # Prometheus has no scrape, or cannot be asked
+    MALFORMED = "malformed"  # numbers that cannot be, or do not fit together
+    DISTURBED = "disturbed"  # somebody else sent requests, changed the config or added a pod
+    BROKEN_ANSWERS = "broken answers"  # requests broke off, though the engine did not end
+    CLIENT_LIMIT = "client limit"  # the load generator could not keep its plan
+
+
+class WindowVoidError(HeadraceError):
+    """The window measures nothing. `kind` is what decisions are made on, `reason` is for people."""
+
+    def __init__(self, kind: VoidKind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
 
 
 def delta(before: float | None, after: float | None, *, name: str = "series") -> float:
@@ -24,12 +44,17 @@ def delta(before: float | None, after: float | None, *, name: str = "series") ->
     if after is None:
         if before is None:
             return 0.0
-        raise WindowVoidError(f"{name}: the series vanished inside the window; its pod is gone or restarted")
+        raise WindowVoidError(
+            VoidKind.RESTARTED, f"{name}: the series vanished inside the window; its pod is gone or restarted"
+        )
     start = 0.0 if before is None else before
     if not (math.isfinite(start) and math.isfinite(after)):
-        raise WindowVoidError(f"{name}: went from {start} to {after}, which is not a count")
+        raise WindowVoidError(VoidKind.MALFORMED, f"{name}: went from {start} to {after}, which is not a count")
     if after < start:
-        raise WindowVoidError(f"{name}: fell from {start:g} to {after:g}; the process restarted inside the window")
+        raise WindowVoidError(
+            VoidKind.RESTARTED,
+            f"{name}: fell from {start:g} to {after:g}; the process restarted inside the window",
+        )
     return after - start
 
 
@@ -42,7 +67,9 @@ def sum_deltas(before: Mapping[Key, float], after: Mapping[Key, float], *, name:
 def bucket_deltas(before: Buckets | None, after: Buckets | None, *, name: str = "histogram") -> dict[float, float]:
     """Cumulative counts of what a histogram saw in the window, by upper bound in ascending order."""
     if before and after and set(before) != set(after):
-        raise WindowVoidError(f"{name}: the bucket bounds changed inside the window; the process restarted")
+        raise WindowVoidError(
+            VoidKind.RESTARTED, f"{name}: the bucket bounds changed inside the window; the process restarted"
+        )
     bounds = sorted({**(before or {}), **(after or {})})
     start, end = before or {}, after or {}
     grown = {
@@ -59,7 +86,9 @@ def merge_buckets(histograms: Iterable[Buckets], *, name: str = "histogram") -> 
         if not histogram:
             continue
         if total and set(total) != set(histogram):
-            raise WindowVoidError(f"{name}: pods have different bucket bounds; they run different SLOs or versions")
+            raise WindowVoidError(
+                VoidKind.MALFORMED, f"{name}: pods have different bucket bounds; they run different SLOs or versions"
+            )
         total = {bound: total.get(bound, 0.0) + histogram[bound] for bound in sorted(histogram)}
     return total
 
@@ -99,10 +128,7 @@ def max_bucket(buckets: Buckets) -> float:
 class WindowStats:
     """What one window measured. Latencies in seconds; NaN where nothing was observed."""
 
-    seconds: float
-    requests: float
-    good: float
-    output_tokens: float
+    counts: Counts
     ttft_p50: float
     ttft_p95: float
     ttft_p99: float
@@ -111,40 +137,25 @@ class WindowStats:
     itl_p99: float
     itl_max: float  # upper bound of the highest bucket seen; infinite beyond the last finite bound
 
-    @property
-    def attainment(self) -> float:
-        """Share of requests that met the whole SLO set; NaN without requests."""
-        return self.good / self.requests if self.requests else math.nan
-
-    @property
-    def goodput(self) -> float:
-        """Good requests per second."""
-        return self.good / self.seconds
-
-    @property
-    def throughput(self) -> float:
-        """Output tokens per second."""
-        return self.output_tokens / self.seconds
-
     def to_dict(self) -> dict[str, float | None]:
-        """Fields and rates for JSON; what is not finite becomes None."""
-        derived = {"attainment": self.attainment, "goodput": self.goodput, "throughput": self.throughput}
-        return {name: value if math.isfinite(value) else None for name, value in (asdict(self) | derived).items()}
+        """Counts, latencies and rates for JSON; what is not finite becomes None."""
+        latencies = {name: value for name, value in asdict(self).items() if name != "counts"}
+        rates = {name: getattr(self.counts, name) for name in ("attainment", "goodput", "throughput")}
+        values: dict[str, float] = asdict(self.counts) | latencies | rates
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def window_stats(
-    *, seconds: float, requests: float, good: float, output_tokens: float, ttft: Buckets, itl: Buckets
-) -> WindowStats:
-    """Summarise a window from deltas: `requests` and `good` by the joint SLO counters, latencies by bucket deltas."""
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise WindowVoidError(f"the window lasted {seconds} s; it must be above 0")
-    if not 0 <= good <= requests:
-        raise WindowVoidError(f"{good:g} good requests of {requests:g}: the two counters were not read at one scrape")
+def window_stats(counts: Counts, *, ttft: Buckets, itl: Buckets) -> WindowStats:
+    """Summarise a window from deltas: counts by the joint SLO counters, latencies by bucket deltas."""
+    if not (math.isfinite(counts.seconds) and counts.seconds > 0):
+        raise WindowVoidError(VoidKind.MALFORMED, f"the window lasted {counts.seconds} s; it must be above 0")
+    if not 0 <= counts.good <= counts.requests:
+        raise WindowVoidError(
+            VoidKind.MALFORMED,
+            f"{counts.good:g} good requests of {counts.requests:g}: the two counters were not read at one scrape",
+        )
     return WindowStats(
-        seconds=seconds,
-        requests=requests,
-        good=good,
-        output_tokens=output_tokens,
+        counts=counts,
         ttft_p50=histogram_quantile(0.5, ttft),
         ttft_p95=histogram_quantile(0.95, ttft),
         ttft_p99=histogram_quantile(0.99, ttft),
@@ -160,6 +171,7 @@ def _check_cumulative(buckets: Buckets, name: str) -> None:
     for bound, count in buckets.items():
         if count < previous:
             raise WindowVoidError(
-                f"{name}: le={bound:g} grew by {count:g}, less than the bound below it ({previous:g})"
+                VoidKind.MALFORMED,
+                f"{name}: le={bound:g} grew by {count:g}, less than the bound below it ({previous:g})",
             )
         previous = count

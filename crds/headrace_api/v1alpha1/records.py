@@ -5,10 +5,13 @@ The records are the truth: the Optuna study is rebuilt from them after a restart
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import Field
 
 from headrace_api.base import DocEnum, Model, Timestamp
 from headrace_api.v1alpha1.knobs import HotKnobs
+from headrace_core.evidence.counts import Counts
 
 
 class RunPhase(DocEnum):
@@ -60,7 +63,7 @@ class TimeWindow(Model):
 
 
 class Measures(Model):
-    """What one window showed. Latencies in seconds, rates per second."""
+    """What one window showed. Latencies in seconds, rates per second; the rates may be rounded, the counts are not."""
 
     goodput: float | None = None
     """Requests per second that met the SLO."""
@@ -77,7 +80,20 @@ class Measures(Model):
     e2e_p95: float | None = None
     """95th percentile of arrival to last token, seconds."""
     requests: float | None = None
-    """Requests that finished in the window."""
+    """Requests that finished in the window; in a trial, those that were planned."""
+    good: float | None = None
+    """Of those, requests that met the SLO."""
+    seconds: float | None = None
+    """Length of the window."""
+    output_tokens: float | None = None
+    """Output tokens of these requests; in a trial, those after the last arrival included."""
+
+    def counts(self) -> Counts | None:
+        """The window's counts; None where it was written down without them."""
+        if self.good is None or self.requests is None or self.seconds is None:
+            return None
+        tokens = self.output_tokens or 0.0
+        return Counts(good=self.good, requests=self.requests, seconds=self.seconds, output_tokens=tokens)
 
 
 class Candidate(Model):
@@ -92,7 +108,7 @@ class Candidate(Model):
 
 
 class Effect(Model):
-    """Winner relative to baseline, as a ratio of scores with its confidence interval: 1 is no difference."""
+    """Winner relative to baseline, as a ratio of scores with its confidence interval; 1 means no difference."""
 
     ratio: float
     """Estimate."""
@@ -177,6 +193,15 @@ class Half(Model):
     """Requests."""
     tokens: float = 0.0
     """Output tokens."""
+    seconds: float | None = None
+    """Length; absent in records of before it was kept."""
+
+    @classmethod
+    def of(cls, counts: Counts) -> Self:
+        """The form of the records."""
+        return cls(
+            good=counts.good, requests=counts.requests, tokens=counts.output_tokens, seconds=counts.seconds
+        )  # fmt: skip
 
 
 class VerificationRecord(Model):

@@ -165,21 +165,21 @@ async def _mixed_load(demo: Demo, stage: DemoStage, story: Story, url: str) -> N
     stats = await read_window(demo.prometheus, pods=labels, start=start, end=end)
     (demo.evidence / "mixed-load.json").write_text(json.dumps({"client": summary, "prometheus": stats.to_dict()}))
     stage.say(_window_text(stats))
-    stage.check(stats.requests > 0, "requests were served and scraped", "Prometheus saw none in this minute")
+    stage.check(stats.counts.requests > 0, "requests were served and scraped", "Prometheus saw none in this minute")
     stage.check(
-        stats.attainment < story.attainment,
-        f"the SLO is missed, as meant: {stats.attainment:.0%} of {story.attainment:.0%}",
-        f"{stats.attainment:.0%} of the requests met the SLO already, so that there is nothing to tune",
+        stats.counts.attainment < story.attainment,
+        f"the SLO is missed, as meant: {stats.counts.attainment:.0%} of {story.attainment:.0%}",
+        f"{stats.counts.attainment:.0%} of the requests met the SLO already, so that there is nothing to tune",
         "The calibration does not fit this machine: run the demo again when it is quieter.",
     )
 
 
 def _window_text(stats: WindowStats) -> str:
     return (
-        f"{stats.requests:.0f} requests, {stats.throughput:.1f} tokens/s, "
+        f"{stats.counts.requests:.0f} requests, {stats.counts.throughput:.1f} tokens/s, "
         f"TTFT p50 {1000 * stats.ttft_p50:.0f} ms, p95 {1000 * stats.ttft_p95:.0f} ms, "
         f"ITL p50 {1000 * stats.itl_p50:.0f} ms, p99 {1000 * stats.itl_p99:.0f} ms, "
-        f"SLO attainment {stats.attainment:.0%} (from Prometheus)"
+        f"SLO attainment {stats.counts.attainment:.0%} (from Prometheus)"
     )
 
 

@@ -1,17 +1,14 @@
-"""Two windows to a verdict: is the service better off than before, and by more than chance? Pure.
-
-Attainment is a proportion: Newcombe's interval of the difference. Goodput is a rate: given the sum of good requests in
-two windows, those of the second are binomial, so Wilson's interval of their share, turned into a ratio of rates.
-"""
+"""What a window's reading is, and what the comparison of two says in words. Pure; the statistics are core's."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 from headrace_api.v1alpha1.records import Measures
-from headrace_core.evidence.intervals import Interval, difference, wilson
+from headrace_core.evidence.counts import Counts
+from headrace_core.evidence.intervals import Interval
+from headrace_core.evidence.verdict import JudgedOutcome, Judgement, enough
 from headrace_core.evidence.windows import WindowStats
 
 
@@ -39,77 +36,40 @@ class WindowVoid:
 WindowReading = WindowMeasured | WindowPending | WindowVoid
 
 
-class JudgedOutcome(StrEnum):
-    """What two windows say."""
-
-    BETTER = "better"
-    NOT_BETTER = "not better"
-    INCONCLUSIVE = "inconclusive"
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The outcome, and the numbers behind it in a sentence."""
-
-    outcome: JudgedOutcome
-    message: str
-
-
-def judge(before: WindowStats, after: WindowStats, *, min_requests: int, confidence: float) -> Judgement:
-    """Better: attainment or goodput is higher beyond its interval, and the other is not lower beyond its own."""
-    few = [
-        f"{name} {stats.requests:g}"
-        for name, stats in (("before", before), ("after", after))
-        if _few(stats, min_requests)
-    ]
-    if few:
-        message = f"too few requests to decide (need {min_requests}): {', '.join(few)}"
-        return Judgement(JudgedOutcome.INCONCLUSIVE, message)
-    share = difference((before.good, before.requests), (after.good, after.requests), confidence=confidence)
-    ratio = rate_ratio(before, after, confidence=confidence)
-    message = (
-        f"attainment {before.attainment:.1%} -> {after.attainment:.1%} (difference {_percent(share)}), "
-        f"goodput {before.goodput:.3g} -> {after.goodput:.3g} requests/s (ratio {_plain(ratio)})"
+def explain_judgement(judgement: Judgement, before: Counts, after: Counts, *, min_requests: int) -> str:
+    """The numbers behind a judgement, in a sentence."""
+    if judgement.outcome is JudgedOutcome.INCONCLUSIVE:
+        few = [
+            f"{name} {counts.requests:g}"
+            for name, counts in (("before", before), ("after", after))
+            if not enough(counts, min_requests)
+        ]
+        return f"too few requests to decide (need {min_requests}): {', '.join(few)}"
+    return (
+        f"attainment {before.attainment:.1%} -> {after.attainment:.1%} (difference {_percent(judgement.attainment)}), "
+        f"goodput {before.goodput:.3g} -> {after.goodput:.3g} requests/s (ratio {_plain(judgement.goodput)})"
     )
-    worse = share.high < 0 or ratio.high < 1
-    if (share.low > 0 or ratio.low > 1) and not worse:
-        return Judgement(JudgedOutcome.BETTER, message)
-    return Judgement(JudgedOutcome.NOT_BETTER, message)
-
-
-def rate_ratio(before: WindowStats, after: WindowStats, *, confidence: float) -> Interval:
-    """Good requests per second, after over before, with its interval."""
-    share = wilson(after.good, before.good + after.good, confidence=confidence)
-    if math.isnan(share.estimate):
-        return Interval(math.nan, 0.0, math.inf)
-    exposure = before.seconds / after.seconds
-    low, estimate, high = (_odds(value) * exposure for value in (share.low, share.estimate, share.high))
-    return Interval(estimate, low, high)
 
 
 def measures(stats: WindowStats) -> Measures:
-    """A window as the status shows it."""
+    """A window as the status shows it: rates and latencies rounded for people, counts as they are."""
 
     def number(value: float) -> float | None:
         return round(value, 6) if math.isfinite(value) else None
 
+    counts = stats.counts
     return Measures(
-        goodput=number(stats.goodput),
-        throughput=number(stats.throughput),
-        attainment=number(stats.attainment),
+        goodput=number(counts.goodput),
+        throughput=number(counts.throughput),
+        attainment=number(counts.attainment),
         ttft_p95=number(stats.ttft_p95),
         itl_p95=number(stats.itl_p95),
         itl_p99=number(stats.itl_p99),
-        requests=stats.requests,
+        requests=counts.requests,
+        good=counts.good,
+        seconds=counts.seconds,
+        output_tokens=counts.output_tokens,
     )
-
-
-def _few(stats: WindowStats, minimum: int) -> bool:
-    return not (math.isfinite(stats.requests) and math.isfinite(stats.good) and stats.requests >= minimum)
-
-
-def _odds(share: float) -> float:
-    return math.inf if share >= 1 else share / (1 - share)
 
 
 def _percent(interval: Interval) -> str:

@@ -14,18 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from headrace_api.v1alpha1.records import Measures
 from headrace_api.v1alpha1.tuningrun import RolloutPhase, RolloutPod, RolloutStatus, TuningRunSpec
+from headrace_core.evidence.verdict import JudgedOutcome, judge
 from headrace_core.evidence.windows import WindowStats
 from headrace_core.knobs.table import KnobValue
 from headrace_operator.protocols import WindowQuery
 from headrace_operator.rollout.analysis import (
-    JudgedOutcome,
-    Judgement,
     WindowMeasured,
     WindowReading,
     WindowVoid,
-    judge,
+    explain_judgement,
     measures,
 )
 from headrace_operator.rollout.revisions import ActiveRevision, RevisionState
@@ -49,7 +47,7 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedChange:
-    """What is proposed by whom."""
+    """A proposal, and the run that made it."""
 
     run: str
     run_uid: str
@@ -90,7 +88,7 @@ class RolloutStep:
 
 
 def begin(scene: RolloutScene) -> RolloutStatus:
-    """First phase."""
+    """The status of a rollout that begins now, with the pods as they are."""
     pods = sorted(scene.pods.values(), key=lambda pod: pod.name)
     return RolloutStatus(
         phase=RolloutPhase.MEASURING_BEFORE,
@@ -198,12 +196,12 @@ def _measuring_after(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
     if stats is None:
         return RolloutStep(status=status)
     after = status.model_copy(update={"after": measures(stats)})
-    verdict = _judge(status, scene, stats)
-    if verdict.outcome is JudgedOutcome.BETTER:
-        kept = _to(after, RolloutPhase.KEPT, scene, f"better: {verdict.message}")
+    outcome, why = _judge(status, scene, stats)
+    if outcome is JudgedOutcome.BETTER:
+        kept = _to(after, RolloutPhase.KEPT, scene, f"better: {why}")
         return RolloutStep(status=kept, write=True, tuned=_kept(scene))
-    prefix = "Inconclusive" if verdict.outcome is JudgedOutcome.INCONCLUSIVE else "not better beyond its interval"
-    return _restore(after, scene, f"{prefix}: {verdict.message}")
+    prefix = "Inconclusive" if outcome is JudgedOutcome.INCONCLUSIVE else "not better beyond its interval"
+    return _restore(after, scene, f"{prefix}: {why}")
 
 
 def _already_kept(status: RolloutStatus, scene: RolloutScene) -> RolloutStatus:
@@ -211,20 +209,22 @@ def _already_kept(status: RolloutStatus, scene: RolloutScene) -> RolloutStatus:
     if not isinstance(scene.reading, WindowMeasured):
         return _to(status, RolloutPhase.KEPT, scene, "better; the numbers were lost when the operator restarted")
     after = status.model_copy(update={"after": measures(scene.reading.stats)})
-    return _to(after, RolloutPhase.KEPT, scene, f"better: {_judge(status, scene, scene.reading.stats).message}")
+    return _to(after, RolloutPhase.KEPT, scene, f"better: {_judge(status, scene, scene.reading.stats)[1]}")
 
 
-def _judge(status: RolloutStatus, scene: RolloutScene, after: WindowStats) -> Judgement:
-    return judge(
-        _stats(status.before, scene.spec.workload.duration_seconds),
-        after,
-        min_requests=scene.min_requests,
-        confidence=scene.spec.verification.confidence,
-    )
+def _judge(status: RolloutStatus, scene: RolloutScene, measured: WindowStats) -> tuple[JudgedOutcome, str]:
+    """The outcome and its reason in a sentence."""
+    before, after = status.before.counts() if status.before else None, measured.counts
+    if before is None:
+        why = "the counts of the first window are not in the status: an older operator wrote it"
+        return JudgedOutcome.INCONCLUSIVE, why
+    confidence = scene.spec.verification.confidence
+    judgement = judge(before, after, min_requests=scene.min_requests, confidence=confidence)
+    return judgement.outcome, explain_judgement(judgement, before, after, min_requests=scene.min_requests)
 
 
 def _restore(status: RolloutStatus, scene: RolloutScene, why: str) -> RolloutStep:
-    """Want the old knobs again; the phase ends when the engines have them."""
+    """Ask for the old knobs again; the phase ends when the engines have them."""
     return RolloutStep(status=status.model_copy(update={"message": why}), write=True, tuned=_before(scene))
 
 
@@ -265,10 +265,10 @@ def _read(status: RolloutStatus, scene: RolloutScene) -> tuple[WindowStats | Non
         return None, scene.reading.why
     if not isinstance(scene.reading, WindowMeasured):
         return None, "Prometheus has no scrape of the window" if over and scene.reading else ""
-    stats = scene.reading.stats
-    if stats.requests >= scene.min_requests:
-        return stats, ""
-    few = f"only {stats.requests:g} requests finished in {stats.seconds:.0f} s, {scene.min_requests} are needed"
+    counts = scene.reading.stats.counts
+    if counts.requests >= scene.min_requests:
+        return scene.reading.stats, ""
+    few = f"only {counts.requests:g} requests finished in {counts.seconds:.0f} s, {scene.min_requests} are needed"
     return None, few if over else ""
 
 
@@ -316,26 +316,4 @@ def _kept(scene: RolloutScene) -> ActiveRevision:
         override_pinned=record.override_pinned,
         pinned=record.pinned,
         previous=record.previous,
-    )
-
-
-def _stats(before: Measures | None, seconds: float) -> WindowStats:
-    """The numbers of the first window that a verdict needs, from the status."""
-    nan = float("nan")
-    requests = before.requests or 0.0 if before else 0.0
-    good = round((before.attainment or 0.0) * requests) if before else 0.0
-    if before and before.goodput:
-        seconds = good / before.goodput
-    return WindowStats(
-        seconds=seconds,
-        requests=requests,
-        good=good,
-        output_tokens=0.0,
-        ttft_p50=nan,
-        ttft_p95=nan,
-        ttft_p99=nan,
-        itl_p50=nan,
-        itl_p95=nan,
-        itl_p99=nan,
-        itl_max=nan,
     )

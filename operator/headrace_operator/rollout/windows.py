@@ -10,6 +10,7 @@ from datetime import datetime
 from headrace_client.errors import PrometheusError
 from headrace_client.prom import Prometheus
 from headrace_client.window_reader import read_window, selector
+from headrace_core.evidence.counts import side_by_side
 from headrace_core.evidence.windows import WindowStats, WindowVoidError
 from headrace_core.metric_names import WAITING
 from headrace_operator.protocols import WindowQuery
@@ -25,7 +26,7 @@ STALE_SECONDS = 90.0  # past the window's end without a scrape: Prometheus does 
 
 
 class PrometheusWindows:
-    """See `ports.MetricsPort`. Without a Prometheus nothing can be measured, and every window says so."""
+    """See `protocols.MetricsPort`. Without a Prometheus every window is void, and says so."""
 
     def __init__(self, prometheus: Prometheus | None) -> None:
         self._prometheus = prometheus
@@ -82,10 +83,7 @@ def combined(windows: Sequence[WindowStats]) -> WindowStats:
         return max((value for value in values if not math.isnan(value)), default=math.nan)
 
     return WindowStats(
-        seconds=sum(window.seconds for window in windows) / len(windows),
-        requests=sum(window.requests for window in windows),
-        good=sum(window.good for window in windows),
-        output_tokens=sum(window.output_tokens for window in windows),
+        counts=side_by_side([window.counts for window in windows]),
         ttft_p50=worst([window.ttft_p50 for window in windows]),
         ttft_p95=worst([window.ttft_p95 for window in windows]),
         ttft_p99=worst([window.ttft_p99 for window in windows]),

@@ -9,6 +9,7 @@ from typing import Any
 from headrace_api import names
 from headrace_api.base import InvalidResource
 from headrace_api.v1alpha1.conditions import ConditionType, Reason
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import RunPhase
 from headrace_api.v1alpha1.tuningrun import TuningRun
 from headrace_client.resources import DEPLOYMENTS, JOBS, TUNING_RUNS
@@ -20,7 +21,6 @@ from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.service.status import changed
 from headrace_operator.tuning.run_pass import TRIAL_OVER, WAIT_SECONDS, RunEnded, RunPass, RunWaits, remove_owned
 from headrace_operator.tuning.status import (
-    JobRecords,
     RunObservation,
     read_records,
     run_status,
@@ -76,11 +76,11 @@ class RunController:
             )
             return seen, Requeue()
 
-    def _records(self, run: TuningRun) -> JobRecords:
+    def _records(self, run: TuningRun) -> StudyRecords:
         namespace, name = run.metadata.namespace or "", names.records_config_map(run.metadata.name)
         records = read_records(self._dependencies.cache.child("ConfigMap", namespace, name))
         if records.unreadable:
-            LOG.warning("ConfigMap %s/%s: not readable: %s", namespace, name, ", ".join(records.unreadable))
+            LOG.warning("ConfigMap %s/%s: not readable: %s", namespace, name, "; ".join(map(str, records.unreadable)))
         return records
 
     async def _tidy(self, run: TuningRun, *, failed: bool) -> None:

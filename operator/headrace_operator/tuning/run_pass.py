@@ -15,6 +15,7 @@ from headrace_api import names
 from headrace_api.base import InvalidResource
 from headrace_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from headrace_api.v1alpha1.inferenceservice import InferenceService
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import RunPhase, StudyVerdict
 from headrace_api.v1alpha1.tuningrun import ApplyPolicy, RolloutStatus, TuningRun
 from headrace_client.errors import EngineCallError
@@ -46,7 +47,6 @@ from headrace_operator.service.status import is_true
 from headrace_operator.tuning.checks import check, first_in_line
 from headrace_operator.tuning.job_objects import JobUrls, job_objects
 from headrace_operator.tuning.status import (
-    JobRecords,
     RunObservation,
     rollout_phase,
 )
@@ -95,7 +95,7 @@ class RunPass:
     """One pass over a run that is not over. Methods are stages, in the order of a run's life."""
 
     def __init__(
-        self, dependencies: Dependencies, run: TuningRun, body: Mapping[str, Any], records: JobRecords
+        self, dependencies: Dependencies, run: TuningRun, body: Mapping[str, Any], records: StudyRecords
     ) -> None:
         self._dependencies = dependencies
         self._run = run

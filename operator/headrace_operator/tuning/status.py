@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
-from headrace_api import names
 from headrace_api.v1alpha1.conditions import ConditionType, Reason, merge_conditions
+from headrace_api.v1alpha1.record_codec import StudyRecords, decode
 from headrace_api.v1alpha1.records import (
     RunPhase,
-    StudyRecord,
     StudyVerdict,
-    TrialRecord,
     TrialState,
 )
 from headrace_api.v1alpha1.tuningrun import (
@@ -32,28 +28,10 @@ from headrace_operator.cluster.findings import Finding, no, yes
 LOST = (TrialState.FAILED, TrialState.VOID)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecords:
-    """What the Job wrote, in order. `unreadable` names keys that could not be read."""
-
-    study: StudyRecord | None = None
-    trials: tuple[TrialRecord, ...] = ()
-    unreadable: tuple[str, ...] = ()
-
-
-def read_records(config_map: Mapping[str, Any] | None) -> JobRecords:
-    """Records of ConfigMap RUN-records. A key that is not readable is left out, not fatal: the Job may be newer."""
-    data: Mapping[str, str] = (config_map or {}).get("data") or {}
-    study, trials, unreadable = None, [], []
-    for key in sorted(data):
-        try:
-            if key == names.STUDY_KEY:
-                study = StudyRecord.model_validate_json(data[key])
-            elif names.trial_number(key) is not None:
-                trials.append(TrialRecord.model_validate_json(data[key]))
-        except ValidationError:
-            unreadable.append(key)
-    return JobRecords(study=study, trials=tuple(trials), unreadable=tuple(unreadable))
+def read_records(config_map: Mapping[str, Any] | None) -> StudyRecords:
+    """Records of ConfigMap RUN-records. What cannot be read is left out and named in the status: the Job may be newer
+    than this operator, and it alone decides whether to go on."""
+    return decode((config_map or {}).get("data") or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +42,7 @@ class RunObservation:
     message: str
     spec: Finding
     trial: Finding
-    records: JobRecords = field(default_factory=JobRecords)
+    records: StudyRecords = field(default_factory=StudyRecords)
     rollout: RolloutStatus | None = None
     job_failed: bool = False
 
@@ -82,7 +60,7 @@ def run_status(run: TuningRun, seen: RunObservation, *, now: datetime) -> Tuning
     known: dict[str, Any] = {
         "observed_generation": generation,
         "phase": seen.phase,
-        "message": seen.message,
+        "message": seen.message + _unreadable(seen.records),
         "conditions": merge_conditions(old.conditions, new),
         "rollout": seen.rollout or old.rollout,
         **_from_records(run, seen.records),
@@ -90,7 +68,7 @@ def run_status(run: TuningRun, seen: RunObservation, *, now: datetime) -> Tuning
     return old.model_copy(update=known)
 
 
-def _from_records(run: TuningRun, records: JobRecords) -> dict[str, Any]:
+def _from_records(run: TuningRun, records: StudyRecords) -> dict[str, Any]:
     study = records.study
     known: dict[str, Any] = {}
     if records.trials or study is not None:
@@ -102,6 +80,14 @@ def _from_records(run: TuningRun, records: JobRecords) -> dict[str, Any]:
         fields = ("baseline", "best", "effect", "verdict", "proposal")
         known |= {name: value for name in fields if (value := getattr(study, name)) is not None}
     return known
+
+
+def _unreadable(records: StudyRecords) -> str:
+    """A clause for the message that names the records left out; empty where every one was read."""
+    if not records.unreadable:
+        return ""
+    first, count = records.unreadable[0], len(records.unreadable)
+    return f" ({count} of the Job's records cannot be read here and are left out, the first is {first})"
 
 
 def _complete(seen: RunObservation) -> Finding:
@@ -122,7 +108,7 @@ _ROLLOUT_REASONS = {
 }
 
 
-def applied_finding(run: TuningRun, records: JobRecords, rollout: RolloutStatus | None) -> Finding:
+def applied_finding(run: TuningRun, records: StudyRecords, rollout: RolloutStatus | None) -> Finding:
     """Whether the proposal is in force, and why."""
     if rollout is not None:
         reason = _ROLLOUT_REASONS.get(rollout.phase, Reason.APPLYING)

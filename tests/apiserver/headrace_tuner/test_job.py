@@ -8,9 +8,9 @@ import sys
 from datetime import UTC, datetime
 
 from headrace_api import names
+from headrace_api.v1alpha1.record_codec import decode
 from headrace_api.v1alpha1.records import RunPhase, StudyVerdict
 from headrace_client.resources import CONFIG_MAPS, TUNING_RUNS
-from headrace_tuner.records.store import decode
 
 RUN = {
     "apiVersion": names.API_VERSION,

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from headrace_api.v1alpha1.record_codec import decode
 from headrace_api.v1alpha1.records import StudyVerdict, TrialState
 from headrace_bench.errors import BenchError
 from headrace_bench.modes.server import running_engine
@@ -22,7 +23,6 @@ from headrace_core.workload.plans import Workload, plan_load, plan_window
 from headrace_tuner.cli_study import CliStudy, slo_of
 from headrace_tuner.connections import Addresses, connect
 from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.records.store import decode
 
 pytestmark = pytest.mark.auto_dtype
 LOAD = Workload(
@@ -98,35 +98,35 @@ def addresses_of(engine, prometheus_url: str) -> Addresses:
 
 
 async def test_one_window_counts_its_own_requests_and_no_others(engine, prometheus_url) -> None:
-    async with connect(addresses_of(engine, prometheus_url)) as live:
+    async with connect(addresses_of(engine, prometheus_url)) as connections:
         spec = run_of(SPEC).spec
-        meter = live.meter(spec, spec.slo)
+        meter = connections.meter(spec, spec.slo)
         first = await meter.measure({"prefill_chunk_size": 64}, seed=1, label="one")
         second = await meter.measure({"prefill_chunk_size": 16}, seed=1, label="two")
     for measured in (first, second):
         reading = measured.reading
-        assert reading.planned == 24, "the warm-up's 8 requests are not the window's"
-        assert 0 <= reading.good <= 24
+        assert reading.counts.requests == 24, "the warm-up's 8 requests are not the window's"
+        assert 0 <= reading.counts.good <= 24
         assert sum(half.requests for half in reading.halves) == 24
-        assert all(half.requests >= 0 and half.tokens >= 0 for half in reading.halves)
+        assert all(half.requests >= 0 and half.output_tokens >= 0 for half in reading.halves)
         assert reading.throughput > 0
         assert set(reading.p95) == {"ttft", "itl", "e2e"}
         assert reading.measures().e2e_p95 is not None
 
 
 async def test_requests_of_somebody_else_void_the_window(engine, prometheus_url) -> None:
-    async with connect(addresses_of(engine, prometheus_url)) as live:
+    async with connect(addresses_of(engine, prometheus_url)) as connections:
         spec = run_of(SPEC).spec
-        meter = live.meter(spec, spec.slo)
+        meter = connections.meter(spec, spec.slo)
         window = asyncio.create_task(meter.measure({"prefill_chunk_size": 64}, seed=2, label="shared"))
-        while not (await live.target.state()).revision.startswith("shared-") or (
-            await live.target.state()
+        while not (await connections.target.state()).revision.startswith("shared-") or (
+            await connections.target.state()
         ).revision.endswith("-warmup"):
             await asyncio.sleep(0.05)
-        stranger = LoadClient(endpoint=live.endpoint, session=live.session, salt="stranger")
+        stranger = LoadClient(endpoint=connections.endpoint, session=connections.session, salt="stranger")
         while not window.done():  # on a busy machine a single burst may end after the window
             await stranger.open_loop(plan_load(replace(LOAD, duration=0.5), 9), drain=30)
-        with pytest.raises(TrialVoid, match="does anybody else send requests"):
+        with pytest.raises(TrialVoid, match="is anything else sending requests"):
             await window
 
 
@@ -135,9 +135,9 @@ def measuring(revision: str) -> bool:
 
 
 async def test_a_config_changed_by_somebody_else_voids_the_window(engine, prometheus_url) -> None:
-    async with connect(addresses_of(engine, prometheus_url)) as live, EngineAdmin(engine.admin_url) as admin:
+    async with connect(addresses_of(engine, prometheus_url)) as connections, EngineAdmin(engine.admin_url) as admin:
         spec = run_of(SPEC).spec
-        meter = live.meter(spec, spec.slo)
+        meter = connections.meter(spec, spec.slo)
         window = asyncio.create_task(meter.measure({"prefill_chunk_size": 64}, seed=2, label="changed"))
         while not measuring((await admin.get_config()).revision):
             await asyncio.sleep(0.05)
@@ -152,16 +152,16 @@ def run_of(body: dict):
     return TuningRun.parse(body)
 
 
-async def test_a_whole_study_by_hand(engine, prometheus_url, tmp_path) -> None:
+async def test_a_whole_study_from_the_command_line(engine, prometheus_url, tmp_path) -> None:
     spec = tmp_path / "run.yaml"
     spec.write_text(yaml.safe_dump(SPEC))
     records = tmp_path / "records"
-    by_hand = CliStudy(
+    cli_study = CliStudy(
         url=engine.url, admin_url=engine.admin_url, prometheus_url=prometheus_url, spec=spec, records=records
     )
     async with EngineAdmin(engine.admin_url) as admin:
         before = await admin.patch_config(AS_FOUND, revision="as-found")
-        study = await by_hand.run(Console(quiet=True))
+        study = await cli_study.run(Console(quiet=True))
         after = await admin.get_config()
         assert after.config == before.config
         assert after.revision == before.revision
@@ -170,7 +170,9 @@ async def test_a_whole_study_by_hand(engine, prometheus_url, tmp_path) -> None:
     assert written.trials[0].knobs.values() == AS_FOUND
     assert all(trial.state is not TrialState.VOID for trial in written.trials), written.trials
     assert study.verdict in set(StudyVerdict) - {StudyVerdict.ABSTAINED}
-    assert study == await by_hand.run(Console(quiet=True)), "a second start finds the study ended and measures nothing"
+    assert study == await cli_study.run(Console(quiet=True)), (
+        "a second start finds the study ended and measures nothing"
+    )
 
 
 async def test_an_engine_with_another_slo_is_refused_before_any_trial(engine, prometheus_url, tmp_path) -> None:
@@ -178,11 +180,11 @@ async def test_an_engine_with_another_slo_is_refused_before_any_trial(engine, pr
     other = json.loads(json.dumps(SPEC))
     other["spec"]["slo"]["ttft"]["threshold"] = "1s"
     spec.write_text(yaml.safe_dump(other))
-    by_hand = CliStudy(
+    cli_study = CliStudy(
         url=engine.url, admin_url=engine.admin_url, prometheus_url=prometheus_url, spec=spec, records=tmp_path / "none"
     )
     with pytest.raises(TunerError, match="start the engine with that one"):
-        await by_hand.run(Console(quiet=True))
+        await cli_study.run(Console(quiet=True))
     async with EngineAdmin(engine.admin_url) as admin:
         assert slo_of((await admin.get_config()).slo).ttft.seconds == 5
 

@@ -4,12 +4,14 @@ import random
 
 import pytest
 
-from headrace_api.v1alpha1.records import Half, StudyVerdict
-from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.ladder.effect import compare, decide
+from headrace_api.v1alpha1.records import StudyVerdict
+from headrace_core.evidence.counts import Counts
+from headrace_core.evidence.verdict import RateKind, WindowPair, paired_ratio
+from headrace_tuner.ladder.verify import decide
 
 RUNS = 400
 MOST = 0.05
+Window = tuple[Counts, ...]
 # 400 runs cannot show 5 % exactly: in 6000 runs the worst kind of noise here promotes 4.0 %, of which 400 runs show
 # more than 7 % once in a thousand tries. All kinds of noise together are held to 5 % itself.
 MOST_OF_ONE_KIND = 0.07
@@ -17,7 +19,9 @@ NOISE = ((0.0, 0.0), (0.0, 0.6), (0.05, 0.3), (0.1, 0.6))
 SHARES = (0.3, 0.6, 0.85, 0.97)
 
 
-def window(rng: random.Random, *, share: float, between: float, inside: float, requests: int = 24) -> list[Half]:
+def window(
+    rng: random.Random, *, share: float, between: float, inside: float, requests: int = 24
+) -> tuple[Counts, ...]:
     """One window's halves. `between`: standard deviation of the share from window to window; `inside`: how often a
     request ends like the one before it."""
     if between:
@@ -28,17 +32,19 @@ def window(rng: random.Random, *, share: float, between: float, inside: float, r
         again = ends and rng.random() < inside
         ends.append(ends[-1] if again else rng.random() < share)
     middle = requests // 2
-    return [
-        Half(good=sum(part), requests=len(part), tokens=32.0 * len(part)) for part in (ends[:middle], ends[middle:])
-    ]
+    return tuple(
+        Counts(good=sum(part), requests=len(part), seconds=10.0, output_tokens=32.0 * len(part))
+        for part in (ends[:middle], ends[middle:])
+    )
 
 
 def improved(
     rng: random.Random, *, shares: tuple[float, float], blocks: int, confidence: float, **noise: float
 ) -> bool:
     baseline, winner = ([window(rng, share=share, **noise) for _ in range(blocks)] for share in shares)
-    effect = compare(baseline, winner, objective=Objective.GOODPUT, confidence=confidence)
-    return decide(effect, min_effect=0.02, any_feasible=True) is StudyVerdict.IMPROVED
+    pairs = [WindowPair(baseline=old, candidate=new) for old, new in zip(baseline, winner, strict=True)]
+    ratio = paired_ratio(pairs, rate=RateKind.GOODPUT, confidence=confidence)
+    return decide(ratio, min_effect=0.02, any_feasible=True) is StudyVerdict.IMPROVED
 
 
 @pytest.mark.parametrize(("blocks", "confidence"), [(2, 0.9), (3, 0.9), (4, 0.95)])

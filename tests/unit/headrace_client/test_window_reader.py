@@ -7,7 +7,7 @@ import pytest
 
 from headrace_client.prom import PromSample
 from headrace_client.window_reader import Edge, between, selector
-from headrace_core.evidence.windows import WindowVoidError
+from headrace_core.evidence.windows import VoidKind, WindowVoidError
 
 POD = {"namespace": "demo", "pod": "chat-1"}
 KEY = tuple(sorted(POD.items()))
@@ -31,9 +31,9 @@ def edge(at: float, *, total: float, good: float, started: float = 5.0, generati
 
 def test_a_window_counts_what_came_between() -> None:
     stats = between(edge(100.0, total=4, good=2), edge(110.0, total=24, good=18))
-    assert (stats.requests, stats.good, stats.output_tokens) == (20, 16, 200)
-    assert stats.attainment == 0.8
-    assert stats.goodput == pytest.approx(1.6)
+    assert (stats.counts.requests, stats.counts.good, stats.counts.output_tokens) == (20, 16, 200)
+    assert stats.counts.attainment == 0.8
+    assert stats.counts.goodput == pytest.approx(1.6)
     assert stats.ttft_p95 == pytest.approx(0.095)
     assert stats.itl_max == 0.05
 
@@ -41,7 +41,7 @@ def test_a_window_counts_what_came_between() -> None:
 def test_a_series_born_inside_the_window_starts_at_zero() -> None:
     before = Edge(100.0, {KEY: 5.0}, ())
     stats = between(before, edge(110.0, total=6, good=6, generation="2"))
-    assert (stats.requests, stats.good) == (6, 6)
+    assert (stats.counts.requests, stats.counts.good) == (6, 6)
 
 
 def test_a_silent_generation_of_another_slo_set_has_no_say() -> None:
@@ -69,22 +69,23 @@ def test_an_slo_id_on_the_joint_counters_changes_nothing() -> None:
 
 
 def test_an_empty_window_has_no_attainment() -> None:
-    assert math.isnan(between(edge(100.0, total=4, good=2), edge(110.0, total=4, good=2)).attainment)
+    assert math.isnan(between(edge(100.0, total=4, good=2), edge(110.0, total=4, good=2)).counts.attainment)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "why"),
+    ("before", "after", "kind", "why"),
     [
-        (edge(100.0, total=4, good=2), edge(110.0, total=9, good=2, started=6.0), "restarted"),
-        (edge(100.0, total=4, good=2), Edge(110.0, {}, ()), "went away"),
-        (Edge(100.0, {}, ()), edge(110.0, total=4, good=2), "appeared"),
-        (edge(100.0, total=4, good=2), edge(110.0, total=3, good=2), "fell"),
-        (edge(100.0, total=4, good=2), Edge(110.0, {KEY: 5.0}, ()), "vanished"),
+        (edge(100.0, total=4, good=2), edge(110.0, total=9, good=2, started=6.0), VoidKind.RESTARTED, "restarted"),
+        (edge(100.0, total=4, good=2), Edge(110.0, {}, ()), VoidKind.RESTARTED, "went away"),
+        (Edge(100.0, {}, ()), edge(110.0, total=4, good=2), VoidKind.DISTURBED, "appeared"),
+        (edge(100.0, total=4, good=2), edge(110.0, total=3, good=2), VoidKind.RESTARTED, "fell"),
+        (edge(100.0, total=4, good=2), Edge(110.0, {KEY: 5.0}, ()), VoidKind.RESTARTED, "vanished"),
     ],
 )
-def test_what_is_not_one_process_is_void(before: Edge, after: Edge, why: str) -> None:
-    with pytest.raises(WindowVoidError, match=why):
+def test_what_is_not_one_process_is_void(before: Edge, after: Edge, kind: VoidKind, why: str) -> None:
+    with pytest.raises(WindowVoidError, match=why) as caught:
         between(before, after)
+    assert caught.value.kind is kind
 
 
 def test_selector_quotes_values() -> None:

@@ -9,9 +9,11 @@ import pytest
 def make() -> SimpleNamespace:
     """Makers of the study's values."""
     from headrace_api.v1alpha1.knobs import HotKnobs
-    from headrace_api.v1alpha1.records import Half, Measures, TrialRecord, TrialState
+    from headrace_api.v1alpha1.records import Measures, TrialRecord, TrialState
     from headrace_api.v1alpha1.tuningrun import Objective
-    from headrace_tuner.study.objective import StudyGoal, TrialReading
+    from headrace_core.evidence.counts import Counts, sum_of
+    from headrace_tuner.ladder.objective import StudyGoal
+    from headrace_tuner.measure.reading import TrialReading
     from headrace_tuner.study.phases import StudyPlan
 
     def goal(**more: object) -> StudyGoal:
@@ -22,18 +24,18 @@ def make() -> SimpleNamespace:
         return StudyPlan(**base | {"keep_load": False} | more)
 
     def reading(good: float, *, planned: float = 40.0, seconds: float = 20.0, p95: float = 0.05) -> TrialReading:
-        half = Half(good=good / 2, requests=planned / 2, tokens=planned * 16)
+        half = Counts(good=good / 2, requests=planned / 2, seconds=seconds / 2, output_tokens=planned * 16)
         return TrialReading(
-            seconds=seconds, planned=planned, good=good, throughput=planned * 32 / seconds,
+            counts=sum_of([half, half]), throughput=planned * 32 / seconds,
             p95={"itl": p95}, halves=(half, half),
         )  # fmt: skip
 
     def trial(number: int, good: float, **knobs: object) -> TrialRecord:
         seen = reading(good)
-        state = TrialState.COMPLETE if seen.attainment >= 0.9 else TrialState.INFEASIBLE
+        state = TrialState.COMPLETE if seen.counts.attainment >= 0.9 else TrialState.INFEASIBLE
         return TrialRecord(
             number=number, state=state, knobs=HotKnobs.of(knobs), score=goal().score(seen),
-            attainment=seen.attainment, measures=seen.measures(), constraints=goal().constraints(seen),
+            attainment=seen.counts.attainment, measures=seen.measures(), constraints=goal().constraints(seen),
         )  # fmt: skip
 
     def void(number: int, reason: str = "a restart", **knobs: object) -> TrialRecord:

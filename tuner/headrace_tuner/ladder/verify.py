@@ -1,92 +1,115 @@
-"""From the verification's windows to a verdict, in words that say what it stands on. Pure."""
+"""The last rung: from paired windows on fresh seeds to a verdict, in words that say what it stands on. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from headrace_api.v1alpha1.records import (
-    Effect,
-    Proposal,
-    RunPhase,
-    StudyRecord,
-    StudyVerdict,
-    VerificationRecord,
-)
+from headrace_api.v1alpha1.record_codec import StudyRecords
+from headrace_api.v1alpha1.records import Effect, StudyVerdict, VerificationRecord
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.ladder.effect import compare, decide
-from headrace_tuner.study.candidates import StudyRecords, baseline_of, best_of, pool
-from headrace_tuner.study.phases import Conclude, StudyPlan, complete_blocks
+from headrace_core.evidence.counts import Counts, sum_of
+from headrace_core.evidence.intervals import Interval
+from headrace_core.evidence.verdict import RateKind, WindowPair, paired_ratio
+from headrace_tuner.ladder.objective import StudyGoal
+from headrace_tuner.ladder.trials import MEASURED, baseline_of, pool
 
+RATES = {Objective.GOODPUT: RateKind.GOODPUT, Objective.THROUGHPUT: RateKind.THROUGHPUT}
 Pairs = list[tuple[VerificationRecord, VerificationRecord]]
 
 
-def progress(plan: StudyPlan, records: StudyRecords, *, phase: RunPhase, message: str) -> StudyRecord:
-    """The study's record while it goes on."""
-    best, baseline = best_of(plan.goal, records.trials), baseline_of(plan.goal, records)
-    spans = [item.window for item in records.trials if item.window is not None]
-    spans += [item.window for item in records.windows if item.window is not None]
-    return StudyRecord(
-        phase=phase,
-        message=message,
-        total=plan.trials,
-        baseline=baseline.candidate if baseline else records.baseline,
-        best=best.candidate if best else None,
-        window=max(spans, key=lambda span: span.end, default=None),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationResult:
+    """What the verification found, and why, in a sentence."""
+
+    verdict: StudyVerdict
+    effect: Effect
+    message: str
 
 
-def conclude(plan: StudyPlan, records: StudyRecords, action: Conclude) -> StudyRecord:
-    """The study's record with its verdict."""
-    if action.verdict is not None:
-        ended = progress(plan, records, phase=RunPhase.COMPLETED, message=action.message)
-        return ended.model_copy(update={"verdict": action.verdict})
+def verify(goal: StudyGoal, records: StudyRecords, *, min_effect: float, confidence: float) -> VerificationResult:
+    """Compare the windows of the complete blocks. Raises `ValueError` for fewer than two."""
     pairs = complete_blocks(records.windows)
-    objective = _objective(plan, records)
-    effect = compare(
-        [pair[0].halves for pair in pairs],
-        [pair[1].halves for pair in pairs],
-        objective=objective,
-        confidence=plan.confidence,
+    objective = _objective(goal, records)
+    windows = window_pairs(pairs)
+    ratio = paired_ratio(windows, rate=RATES[objective], confidence=confidence)
+    verdict = _verdict(goal, records, windows, ratio, min_effect)
+    numbers = (
+        f"{objective.value.lower()} of the winner is {ratio.estimate:.2f} times the baseline's ({confidence:.0%} "
+        f"interval {ratio.low:.2f} to {ratio.high:.2f}, {len(pairs)} paired blocks on fresh seeds)"
     )
-    verdict = _verdict(plan, records, pairs, effect)
-    improved = verdict is StudyVerdict.IMPROVED
-    message = _explain(plan, verdict, effect, objective=objective, blocks=len(pairs))
-    ended = progress(plan, records, phase=RunPhase.PROPOSED if improved else RunPhase.COMPLETED, message=message)
-    proposal = Proposal(knobs=pairs[0][1].knobs) if improved else None
-    return ended.model_copy(update={"verdict": verdict, "effect": effect, "proposal": proposal})
+    effect = Effect(ratio=ratio.estimate, low=ratio.low, high=ratio.high)
+    return VerificationResult(verdict=verdict, effect=effect, message=f"{numbers}: {_meaning(verdict, min_effect)}")
 
 
-def _objective(plan: StudyPlan, records: StudyRecords) -> Objective:
+def complete_blocks(windows: Iterable[VerificationRecord]) -> Pairs:
+    """Blocks of which both windows count, each as (baseline, winner)."""
+    found: dict[int, dict[bool, VerificationRecord]] = {}
+    for item in windows:
+        if item.state in MEASURED:
+            found.setdefault(item.number // 2, {})[item.winner] = item
+    return [(pair[False], pair[True]) for _, pair in sorted(found.items()) if len(pair) == 2]
+
+
+def window_pairs(blocks: Pairs) -> list[WindowPair]:
+    """Blocks as the comparison takes them. Halves that were written down without their length have all the same."""
+    halves = [half for block in blocks for record in block for half in record.halves]
+    timed = all(half.seconds is not None for half in halves)
+
+    def parts(record: VerificationRecord) -> tuple[Counts, ...]:
+        return tuple(
+            Counts(
+                good=half.good,
+                requests=half.requests,
+                seconds=half.seconds if timed and half.seconds is not None else 1.0,
+                output_tokens=half.tokens,
+            )
+            for half in record.halves
+        )
+
+    return [WindowPair(baseline=parts(baseline), candidate=parts(winner)) for baseline, winner in blocks]
+
+
+def decide(ratio: Interval, *, min_effect: float, any_feasible: bool) -> StudyVerdict:
+    """The verdict that an interval supports. `any_feasible`: whether any config met the attainment."""
+    worthwhile = 1 + min_effect
+    if ratio.low > worthwhile:
+        return StudyVerdict.IMPROVED
+    if not any_feasible:
+        return StudyVerdict.NO_FEASIBLE_CONFIG
+    return StudyVerdict.KEEP_BASELINE if ratio.high < worthwhile else StudyVerdict.INCONCLUSIVE
+
+
+def _objective(goal: StudyGoal, records: StudyRecords) -> Objective:
     """Throughput is compared between configs that meet the SLO; a baseline that does not is compared by goodput."""
-    baseline = baseline_of(plan.goal, records)
-    return plan.goal.objective if baseline is None or baseline.feasible else Objective.GOODPUT
+    baseline = baseline_of(goal, records)
+    return goal.objective if baseline is None or baseline.feasible else Objective.GOODPUT
 
 
-def _verdict(plan: StudyPlan, records: StudyRecords, pairs: Pairs, effect: Effect) -> StudyVerdict:
-    winner_meets = _attainment(pair[1] for pair in pairs) >= plan.goal.attainment
-    feasible = winner_meets or any(item.feasible for item in pool(plan.goal, records.trials))
-    verdict = decide(effect, min_effect=plan.min_effect, any_feasible=feasible)
-    if verdict is StudyVerdict.IMPROVED and plan.goal.objective is Objective.THROUGHPUT and not winner_meets:
+def _verdict(
+    goal: StudyGoal, records: StudyRecords, pairs: Sequence[WindowPair], ratio: Interval, min_effect: float
+) -> StudyVerdict:  # fmt: skip
+    winner_meets = _attainment(pairs) >= goal.attainment
+    feasible = winner_meets or any(item.feasible for item in pool(goal, records.trials))
+    verdict = decide(ratio, min_effect=min_effect, any_feasible=feasible)
+    if verdict is StudyVerdict.IMPROVED and goal.objective is Objective.THROUGHPUT and not winner_meets:
         return StudyVerdict.INCONCLUSIVE
     return verdict
 
 
-def _attainment(windows: Iterable[VerificationRecord]) -> float:
-    halves = [half for item in windows for half in item.halves]
-    return sum(half.good for half in halves) / max(1.0, sum(half.requests for half in halves))
+def _attainment(pairs: Sequence[WindowPair]) -> float:
+    """Share of the candidate's requests that were good; 0 where there were none."""
+    counts = sum_of([part for pair in pairs for part in pair.candidate])
+    return counts.good / max(1.0, counts.requests)
 
 
-def _explain(plan: StudyPlan, verdict: StudyVerdict, effect: Effect, *, objective: Objective, blocks: int) -> str:
-    measured = (
-        f"{objective.value.lower()} of the winner is {effect.ratio:.2f} times the baseline's ({plan.confidence:.0%} "
-        f"interval {effect.low:.2f} to {effect.high:.2f}, {blocks} paired blocks on fresh seeds)"
-    )
+def _meaning(verdict: StudyVerdict, min_effect: float) -> str:
     match verdict:
         case StudyVerdict.IMPROVED:
-            return f"{measured}: better by more than minEffect {plan.min_effect:.0%}"
+            return f"better by more than minEffect {min_effect:.0%}"
         case StudyVerdict.KEEP_BASELINE:
-            return f"{measured}: a gain of minEffect {plan.min_effect:.0%} is excluded, so the baseline stays"
+            return f"a gain of minEffect {min_effect:.0%} is excluded, so the baseline stays"
         case StudyVerdict.NO_FEASIBLE_CONFIG:
-            return f"{measured}: not better beyond the noise, and no config met the SLO's attainment"
+            return "not better beyond the noise, and no config met the SLO's attainment"
         case _:
-            return f"{measured}: the noise hides whether it is better; raise verification.blocks or workload.duration"
+            return "the noise hides whether it is better; raise verification.blocks or workload.duration"

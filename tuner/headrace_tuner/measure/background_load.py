@@ -34,7 +34,7 @@ async def background_load(
                 await asyncio.sleep(poll)
             return True
     except TimeoutError:
-        log.warning("gave up keeping the load: the rollout did not end", extra={"seconds": deadline})
+        log.warning("stopped the load: the rollout did not end in time", extra={"seconds": deadline})
         return False
     finally:
         load.cancel()

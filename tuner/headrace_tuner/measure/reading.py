@@ -1,4 +1,4 @@
-"""Reads a trial's window from Prometheus, and holds it against what the client saw.
+"""Reads a trial's window from Prometheus and compares it with what the client saw.
 
 A window has a revision of its own, patched in as it begins: the engine labels each request by the config under which it
 arrived, so the series of that revision hold the window's requests, all of them and no others.
@@ -10,22 +10,52 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from headrace_api.v1alpha1.records import Half
+from headrace_api.v1alpha1.records import Measures
 from headrace_client.errors import PrometheusError
 from headrace_client.load.client import ErrorKind, RequestRecord
 from headrace_client.prom import Prometheus, PromSample
 from headrace_client.window_reader import read_window, selector
 from headrace_core import metric_names as metrics
+from headrace_core.evidence.counts import Counts
 from headrace_core.evidence.percentiles import distribution
-from headrace_core.evidence.windows import WindowStats, WindowVoidError, histogram_quantile
+from headrace_core.evidence.windows import VoidKind, WindowVoidError, histogram_quantile
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.study.objective import TrialReading
 
 IDENTITY = ("namespace", "pod", "instance", "job")
 SCRAPE_TIMEOUT = 20.0  # seconds; intervals up to 15 s are common
 LOST = frozenset({ErrorKind.CONNECT, ErrorKind.RESET, ErrorKind.PROTOCOL, ErrorKind.WRONG_LENGTH})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialReading:
+    """One measured window. Latencies in seconds, NaN where nothing was observed.
+
+    `counts.requests` are those that were planned, and `counts.output_tokens` include what came after the last arrival;
+    `throughput` is output tokens per second while the load was on.
+    """
+
+    counts: Counts
+    throughput: float
+    p95: Mapping[str, float]
+    halves: tuple[Counts, ...] = ()
+
+    def measures(self) -> Measures:
+        """The form of the records."""
+        counts = self.counts
+        return Measures(
+            goodput=counts.goodput,
+            throughput=self.throughput,
+            attainment=counts.attainment,
+            ttft_p95=_finite(self.p95.get("ttft")),
+            itl_p95=_finite(self.p95.get("itl")),
+            e2e_p95=_finite(self.p95.get("e2e")),
+            requests=counts.requests,
+            good=counts.good,
+            seconds=counts.seconds,
+            output_tokens=counts.output_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +100,27 @@ async def read_trial(prometheus: Prometheus, span: WindowSpan, client: ClientSid
             timeout=SCRAPE_TIMEOUT,
         )
         rejected = await _total(prometheus, metrics.REJECTED.series, span)
-        check_counts(client, finished=stats.requests, rejected=rejected)
-        planned = max(float(len(client.records)), stats.requests + rejected)
+        check_counts(client, finished=stats.counts.requests, rejected=rejected)
+        planned = max(float(len(client.records)), stats.counts.requests + rejected)
         middle = await _half(prometheus, span, at=(span.start + span.end) / 2)
         tokens, seconds = await _tokens(prometheus, span)
         e2e = await _e2e_p95(prometheus, span)
-    except (WindowVoidError, PrometheusError) as error:
-        raise TrialVoid(str(error), restarted="restarted" in str(error)) from error
+    except WindowVoidError as error:
+        raise TrialVoid(error.kind, error.reason) from error
+    except PrometheusError as error:
+        raise TrialVoid(VoidKind.UNSCRAPED, str(error)) from error
+    # The engine counted until the drain's end what arrived in these seconds, and misses what it never finished.
+    counts = replace(stats.counts, requests=planned, seconds=span.end - span.start)
     return TrialReading(
-        seconds=span.end - span.start,
-        planned=planned,
-        good=stats.good,
+        counts=counts,
         throughput=tokens / seconds,
         p95={"ttft": stats.ttft_p95, "itl": stats.itl_p95, "e2e": e2e},
-        halves=halves(middle, stats, planned=planned),
+        halves=halves(middle, counts),
     )
 
 
 async def wait_until_scraped(prometheus: Prometheus, revision: str) -> None:
-    """Wait until Prometheus has the engine under that revision: a window needs a scrape before it.
+    """Wait until Prometheus has scraped the engine under that revision: a window needs a scrape before it.
 
     Raises `TrialVoid`.
     """
@@ -96,46 +128,50 @@ async def wait_until_scraped(prometheus: Prometheus, revision: str) -> None:
     try:
         await prometheus.wait_for_scrape(info, 0.0, SCRAPE_TIMEOUT)
     except PrometheusError as error:
-        raise TrialVoid(f"Prometheus does not scrape this engine: {error}") from error
+        raise TrialVoid(VoidKind.UNSCRAPED, f"Prometheus does not scrape this engine: {error}") from error
 
 
-def halves(first: Half, whole: WindowStats, *, planned: float) -> tuple[Half, Half]:
+def halves(first: Counts, whole: Counts) -> tuple[Counts, Counts]:
     """Both halves of a window, by the time of finishing. What never finished counts in the second."""
-    return first, Half(
+    return first, Counts(
         good=whole.good - first.good,
-        requests=planned - first.requests,
-        tokens=whole.output_tokens - first.tokens,
+        requests=whole.requests - first.requests,
+        seconds=whole.seconds - first.seconds,
+        output_tokens=whole.output_tokens - first.output_tokens,
     )
 
 
 def check_client(client: ClientSide) -> None:
-    """Void what says more about the client than about the server. Raises `TrialVoid`."""
+    """Void a window that says more about the client than about the engine. Raises `TrialVoid`."""
     lost = [record for record in client.records if record.error in LOST]
     if lost:
         first = f"{lost[0].error}: {lost[0].detail}"
+        gone = any(record.error in (ErrorKind.CONNECT, ErrorKind.RESET) for record in lost)
         raise TrialVoid(
+            VoidKind.RESTARTED if gone else VoidKind.BROKEN_ANSWERS,
             f"{len(lost)} of {len(client.records)} requests broke off, the first with {first}",
-            restarted=any(record.error in (ErrorKind.CONNECT, ErrorKind.RESET) for record in lost),
         )
     full = sum(record.error == ErrorKind.CLIENT_FULL for record in client.records)
     if full:
-        raise TrialVoid(f"the client was at its limit: {full} requests could not be sent")
+        raise TrialVoid(VoidKind.CLIENT_LIMIT, f"the client was at its limit: {full} requests could not be sent")
     lag = distribution(record.lag for record in client.records)
     if lag is not None and lag.p99 > client.lag_limit:
         raise TrialVoid(
+            VoidKind.CLIENT_LIMIT,
             f"the client could not keep its schedule: 99 % of requests were sent within {lag.p99:.3f} s of their time, "
-            f"{client.lag_limit:.3f} s is allowed; give the tuner more CPU"
+            f"{client.lag_limit:.3f} s is allowed; give the tuner more CPU",
         )
 
 
 def check_counts(client: ClientSide, *, finished: float, rejected: float) -> None:
-    """The engine's counts and the client's must agree, but for requests that nobody can place. Raises `TrialVoid`."""
+    """The engine's counts and the client's must agree, except for requests whose end is unknown. Raises `TrialVoid`."""
     certain = sum(record.error is None or record.error == "http_429" for record in client.records)
     most, counted = len(client.records) + client.early, finished + rejected
     if not certain <= counted <= most:
         raise TrialVoid(
+            VoidKind.DISTURBED,
             f"the engine counted {finished:g} finished and {rejected:g} refused requests, the client {certain} with "
-            f"an answer of {len(client.records)} sent; does anybody else send requests to this engine?"
+            f"an answer of {len(client.records)} sent; is anything else sending requests to this engine?",
         )
 
 
@@ -148,7 +184,9 @@ async def _pod(prometheus: Prometheus, span: WindowSpan) -> dict[str, str]:
         for sample in await prometheus.query(info)
     }
     if len(found) != 1:
-        raise TrialVoid(f"{len(found)} engines have the revision {span.revision}; exactly one should")
+        raise TrialVoid(
+            VoidKind.DISTURBED, f"{len(found)} engines have the revision {span.revision}; exactly one should"
+        )
     return dict(found.pop())
 
 
@@ -157,19 +195,21 @@ async def _total(prometheus: Prometheus, name: str, span: WindowSpan, at: float 
     return math.fsum(sample.value for sample in await prometheus.query(selector(name, span.labels), at))
 
 
-async def _half(prometheus: Prometheus, span: WindowSpan, *, at: float) -> Half:
+async def _half(prometheus: Prometheus, span: WindowSpan, *, at: float) -> Counts:
     names = (metrics.SLO_GOOD, metrics.SLO_TOTAL, metrics.REJECTED, metrics.OUTPUT_TOKENS)
     good, judged, rejected, tokens = await asyncio.gather(
         *(_total(prometheus, metric.series, span, at) for metric in names)
     )
-    return Half(good=good, requests=judged + rejected, tokens=tokens)
+    return Counts(good=good, requests=judged + rejected, seconds=at - span.start, output_tokens=tokens)
 
 
 async def _tokens(prometheus: Prometheus, span: WindowSpan) -> tuple[float, float]:
     """Output tokens at the last scrape while the load was on, and how long after the begin that was, seconds."""
     samples = await prometheus.raw(selector(metrics.OUTPUT_TOKENS.series, span.labels), span.start, span.end)
     if not samples:
-        raise TrialVoid("no scrape inside the window: make workload.duration at least twice the scrape interval")
+        raise TrialVoid(
+            VoidKind.UNSCRAPED, "no scrape inside the window: make workload.duration at least twice the scrape interval"
+        )
     last = max(samples, key=lambda sample: sample.timestamp)
     return last.value, last.timestamp - span.start
 
@@ -184,3 +224,7 @@ def _buckets(samples: Sequence[PromSample]) -> Mapping[float, float]:
     for sample in samples:
         buckets[float(sample.labels["le"])] += sample.value
     return buckets
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

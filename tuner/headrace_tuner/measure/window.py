@@ -16,12 +16,12 @@ from headrace_api.v1alpha1.records import TimeWindow
 from headrace_client.engine import EngineState
 from headrace_client.load.client import Endpoint, LoadClient, RequestRecord
 from headrace_client.prom import Prometheus
+from headrace_core.evidence.windows import VoidKind
 from headrace_core.knobs.table import KnobValue
 from headrace_core.workload.plans import PlannedRequest, Workload, derive_seed, plan_load
 from headrace_tuner.errors import TrialVoid
-from headrace_tuner.measure.reading import ClientSide, WindowSpan, read_trial, wait_until_scraped
-from headrace_tuner.study.objective import TrialReading
-from headrace_tuner.targets.shadow import TrialTarget
+from headrace_tuner.measure.reading import ClientSide, TrialReading, WindowSpan, read_trial, wait_until_scraped
+from headrace_tuner.targets.base import TrialTarget
 
 SETTLE_SECONDS = 60.0
 SHORTEST_DRAIN = 10.0  # seconds; a window's own length where that is more
@@ -39,7 +39,7 @@ class WindowMeter(Protocol):
     """Measures configs, one window at a time."""
 
     async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> MeasuredWindow:
-        """Raises `Refused` where the engine does not take the knobs, `TrialVoid` where nothing can be said."""
+        """Raises `KnobsRefused` where the engine does not take the knobs, `TrialVoid` where nothing can be said."""
         ...
 
 
@@ -57,7 +57,7 @@ class LiveMeter:
 
     @property
     def lag_limit(self) -> float:
-        """How late 99 % of the requests may be sent, seconds: what neither bends the arrivals nor eats the SLO."""
+        """How late 99 % of the requests may be sent, seconds: too little to change the arrivals or use up the SLO."""
         return max(0.05, 0.5 / self.workload.rate, 0.1 * (self.ttft or 0.0))
 
     @property
@@ -67,7 +67,7 @@ class LiveMeter:
 
     async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> MeasuredWindow:
         """See `WindowMeter`."""
-        revision = f"{label}-{secrets.token_hex(3)}"  # never used before, also not by a tuner that was killed
+        revision = f"{label}-{secrets.token_hex(3)}"  # new even where a killed tuner used the same label
         await self.target.state()
         await self.target.settle(SETTLE_SECONDS)
         await self.target.apply(knobs, revision=f"{revision}-warmup")
@@ -108,11 +108,12 @@ class LiveMeter:
     async def _check_same(self, began: EngineState) -> None:
         now = await self.target.state()
         if now.started_at != began.started_at:
-            raise TrialVoid("the engine restarted inside the window", restarted=True)
+            raise TrialVoid(VoidKind.RESTARTED, "the engine restarted inside the window")
         if now.generation != began.generation:
             raise TrialVoid(
+                VoidKind.DISTURBED,
                 f"somebody changed the engine's config inside the window: generation {began.generation} became "
-                f"{now.generation}"
+                f"{now.generation}",
             )
 
 

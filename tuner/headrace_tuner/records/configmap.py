@@ -1,33 +1,77 @@
-"""Records in the ConfigMap RUN-records, by server-side apply with the version that was read: compare and swap."""
+"""Records in the ConfigMap RUN-records, by server-side apply with the version that was read: compare and swap.
+
+Who may write them is an entry too, the lease. No two clocks are compared: a lease has run out when its text has not
+changed for its whole length on the watcher's own clock. The holder renews it at a third of that.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
 import socket
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace_api import names
-from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, VerificationRecord
+from headrace_api.v1alpha1.record_codec import AnyRecord, StudyRecords, encode, key_of
 from headrace_client.errors import Conflict, KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS
 from headrace_tuner.errors import LeaseLost, StoreUnavailable
-from headrace_tuner.records.lease import LEASE_KEY, LEASE_SECONDS, Lease, may_take
-from headrace_tuner.records.store import MAX_BYTES, decode, encode, key_of
-from headrace_tuner.study.candidates import StudyRecords
+from headrace_tuner.records.store import MAX_BYTES, read_all
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
+LEASE_KEY = "lease.json"
+LEASE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """`holder` is a process, `host` its pod; `renewals` makes each renewal another text."""
+
+    holder: str = ""
+    host: str = ""
+    renewals: int = 0
+
+    def encode(self) -> str:
+        """The entry's text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def decode(cls, text: str | None) -> Lease:
+        """The lease in an entry; a free one where there is none or it cannot be read."""
+        try:
+            values = json.loads(text or "{}")
+            return cls(
+                holder=str(values.get("holder", "")),
+                host=str(values.get("host", "")),
+                renewals=int(values.get("renewals", 0)),
+            )
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+
+    def renewed(self) -> Lease:
+        """The same holder's next lease."""
+        return Lease(holder=self.holder, host=self.host, renewals=self.renewals + 1)
+
+
+def may_take(seen: Lease, mine: Lease, *, unchanged_for: float) -> bool:
+    """Whether `mine` may replace `seen`, which has not changed for that many seconds.
+
+    A lease of my own host is a dead one: a pod runs one tuner at a time, so its holder was killed before I started.
+    """
+    return not seen.holder or seen.holder == mine.holder or seen.host == mine.host or unchanged_for >= LEASE_SECONDS
 
 
 class ConfigMapStore:
     """The Job's records. Every write carries all entries and the resourceVersion they are based on.
 
-    Somebody else's harmless write (a label, an annotation) only moves the version: it is read again and the write
+    A harmless write by something else (a label, an annotation) only moves the version: it is read again and the write
     repeated, as long as the lease in it is still ours.
     """
 
@@ -66,9 +110,9 @@ class ConfigMapStore:
 
     async def load(self) -> StudyRecords:
         """See `Store`."""
-        return decode(self._data)
+        return read_all(self._data)
 
-    async def save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:
+    async def save(self, record: AnyRecord) -> None:
         """See `Store`."""
         await self._write({key_of(record): encode(record)})
 
@@ -92,7 +136,7 @@ class ConfigMapStore:
                 log.error(str(error))
                 return
             except StoreUnavailable as error:
-                log.warning(str(error))  # nobody else can write either; the next write tells who holds it
+                log.warning(str(error))  # another tuner cannot write either; the next write shows who holds the lease
 
     async def _write(self, entries: dict[str, str]) -> None:
         if self.lost.is_set():
@@ -109,7 +153,7 @@ class ConfigMapStore:
         holder = Lease.decode(self._data.get(LEASE_KEY)).holder
         if holder != self._lease.holder:
             self.lost.set()
-            raise LeaseLost(f"{holder or 'nobody'} holds the records now; this tuner stops and writes no more")
+            raise LeaseLost(f"{holder or 'nobody'} holds the records now; this tuner stops")
 
     async def _swap(self, entries: dict[str, str]) -> None:
         data = self._data | entries

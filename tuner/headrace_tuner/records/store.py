@@ -1,4 +1,4 @@
-"""Where records are kept: a contract, in memory, or in a folder. The ConfigMap is in `store_configmap.py`.
+"""Where records are kept: a contract, in memory, or in a folder. The ConfigMap is in `configmap.py`.
 
 A store has one writer. `acquire` makes this process the writer or raises; a writer that lost its place gets `LeaseLost`
 from the next write and must stop.
@@ -13,14 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from pydantic import ValidationError
-
-from headrace_api import names
-from headrace_api.v1alpha1.records import StudyRecord, TrialRecord, VerificationRecord
+from headrace_api.v1alpha1.record_codec import AnyRecord, StudyRecords, decode, encode, key_of
 from headrace_tuner.errors import LeaseLost, StoreUnavailable, TunerError
-from headrace_tuner.study.candidates import StudyRecords
 
-VERIFY_KEY_PREFIX = "verify-"
 MAX_BYTES = 900_000  # a ConfigMap holds 1 MiB
 
 
@@ -35,7 +30,7 @@ class Store(Protocol):
         """All that was written. Raises `TunerError` for what cannot be read."""
         ...
 
-    async def save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:
+    async def save(self, record: AnyRecord) -> None:
         """Write one record; it is durable when this returns. Raises `LeaseLost` or `StoreUnavailable`."""
         ...
 
@@ -44,38 +39,14 @@ class Store(Protocol):
         ...
 
 
-def key_of(record: StudyRecord | TrialRecord | VerificationRecord) -> str:
-    """Name of the record's entry."""
-    if isinstance(record, StudyRecord):
-        return names.STUDY_KEY
-    if isinstance(record, TrialRecord):
-        return names.trial_key(record.number)
-    return f"{VERIFY_KEY_PREFIX}{record.number:04d}.json"
-
-
-def encode(record: StudyRecord | TrialRecord | VerificationRecord) -> str:
-    """The record as JSON with camelCase keys, without nulls."""
-    return record.model_dump_json(by_alias=True, exclude_none=True)
-
-
-def decode(data: Mapping[str, str]) -> StudyRecords:
-    """Records of all entries; others are ignored. Raises `TunerError` naming an entry that cannot be read."""
-    study, trials, windows = None, [], []
-    for key, text in sorted(data.items()):
-        try:
-            if key == names.STUDY_KEY:
-                study = StudyRecord.model_validate_json(text)
-            elif names.trial_number(key) is not None:
-                trials.append(TrialRecord.model_validate_json(text))
-            elif key.startswith(VERIFY_KEY_PREFIX):
-                windows.append(VerificationRecord.model_validate_json(text))
-        except ValidationError as error:
-            raise TunerError(
-                f"the record {key} cannot be read ({error.error_count()} problems): delete it, and it is measured again"
-            ) from error
-    trials.sort(key=lambda record: record.number)
-    windows.sort(key=lambda record: record.number)
-    return StudyRecords(study=study, trials=tuple(trials), windows=tuple(windows))
+def read_all(data: Mapping[str, str]) -> StudyRecords:
+    """Records of all entries. Raises `TunerError` naming those that cannot be read: without one of them the study would
+    go on from another history."""
+    records = decode(data)
+    if records.unreadable:
+        listed = "; ".join(map(str, records.unreadable))
+        raise TunerError(f"records cannot be read: {listed}. Delete these entries, and they are measured again")
+    return records
 
 
 @dataclass(slots=True)
@@ -89,9 +60,9 @@ class MemoryStore:
 
     async def load(self) -> StudyRecords:
         """See `Store`."""
-        return decode(self.data)
+        return read_all(self.data)
 
-    async def save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:
+    async def save(self, record: AnyRecord) -> None:
         """See `Store`."""
         self.data[key_of(record)] = encode(record)
 
@@ -129,9 +100,9 @@ class FolderStore:
 
     async def load(self) -> StudyRecords:
         """See `Store`."""
-        return decode({path.name: path.read_text() for path in self._folder.glob("*.json")})
+        return read_all({path.name: path.read_text() for path in self._folder.glob("*.json")})
 
-    async def save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:
+    async def save(self, record: AnyRecord) -> None:
         """See `Store`."""
         if self._lock is None:
             raise LeaseLost(f"{self._folder}: acquire it before writing")

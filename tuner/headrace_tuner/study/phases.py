@@ -8,9 +8,10 @@ at most the one window that had not been written down.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import (
     Candidate,
     RunPhase,
@@ -20,19 +21,19 @@ from headrace_api.v1alpha1.records import (
     VerificationRecord,
 )
 from headrace_api.v1alpha1.tuningrun import Objective
+from headrace_core.evidence.verdict import largest_gain
 from headrace_core.knobs.table import KnobValue
-from headrace_tuner.ladder.effect import most_possible
-from headrace_tuner.study.candidates import (
+from headrace_tuner.ladder.objective import StudyGoal
+from headrace_tuner.ladder.trials import (
     MEASURED,
     Pooled,
-    StudyRecords,
     baseline_of,
     best_of,
     better,
     of_config,
     pool,
 )
-from headrace_tuner.study.objective import StudyGoal
+from headrace_tuner.ladder.verify import complete_blocks
 
 BASELINE_TRIES = 3
 VOIDS_IN_A_ROW = 5
@@ -125,14 +126,14 @@ def _baseline(plan: StudyPlan, records: StudyRecords, baseline: Candidate) -> Ac
 
 
 def _hopeless(plan: StudyPlan, baseline: Pooled) -> Conclude | None:
-    possible = most_possible(baseline.good, baseline.requests, confidence=plan.confidence)
+    possible = largest_gain(baseline.counts, confidence=plan.confidence)
     if possible >= 1 + plan.min_effect:
         return None
     return Conclude(
         StudyVerdict.ABSTAINED,
-        f"the load is too light to tell configs apart: the baseline serves {baseline.attainment:.1%} of it within the "
-        f"SLO, so no config can do more than {possible - 1:.1%} better, and minEffect is {plan.min_effect:.1%}; raise "
-        "workload.rate, or tighten the SLO",
+        "the load is too light to tell configs apart: the baseline serves "
+        f"{baseline.counts.attainment:.1%} of it within the SLO, so no config can do more than {possible - 1:.1%} "
+        f"better, and minEffect is {plan.min_effect:.1%}; raise workload.rate, or tighten the SLO",
     )
 
 
@@ -172,17 +173,6 @@ def _nothing_better(baseline: Pooled | None) -> tuple[StudyVerdict, str]:
             "SLO, widen spec.knobs, or give the model more hardware"
         )
     return StudyVerdict.KEEP_BASELINE, "no trial did better than the baseline"
-
-
-def complete_blocks(
-    windows: Iterable[VerificationRecord],
-) -> list[tuple[VerificationRecord, VerificationRecord]]:
-    """Blocks of which both windows count, each as (baseline, winner)."""
-    found: dict[int, dict[bool, VerificationRecord]] = {}
-    for item in windows:
-        if item.state in MEASURED:
-            found.setdefault(item.number // 2, {})[item.winner] = item
-    return [(pair[False], pair[True]) for _, pair in sorted(found.items()) if len(pair) == 2]
 
 
 def _next_window(windows: Sequence[VerificationRecord]) -> int:

@@ -1,4 +1,4 @@
-"""The study's shell: asks `phases` what is next, does it, writes it down, and only then asks again."""
+"""The study's loop: asks `phases` what is next, does it, writes it down, and only then asks again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from headrace_api.v1alpha1.knobs import HotKnobs
+from headrace_api.v1alpha1.record_codec import AnyRecord, StudyRecords
 from headrace_api.v1alpha1.records import (
     Candidate,
+    Half,
     RunPhase,
     StudyRecord,
     TrialRecord,
@@ -19,14 +21,15 @@ from headrace_api.v1alpha1.records import (
 )
 from headrace_api.v1alpha1.tuningrun import SamplerSpec
 from headrace_core.errors import HeadraceError
+from headrace_core.evidence.windows import VoidKind
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.knobs.table import KnobValue
 from headrace_core.workload.plans import derive_seed
 from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.ladder.verify import conclude, progress
+from headrace_tuner.ladder.rules import refusal
 from headrace_tuner.measure.window import MeasuredWindow, WindowMeter
 from headrace_tuner.records.store import Store
-from headrace_tuner.study.candidates import StudyRecords
+from headrace_tuner.study.conclusion import conclude, progress
 from headrace_tuner.study.phases import (
     Conclude,
     KeepLoad,
@@ -38,8 +41,8 @@ from headrace_tuner.study.phases import (
     next_action,
 )
 from headrace_tuner.study.sampler import propose
-from headrace_tuner.study.space import Space, refusal
-from headrace_tuner.targets.shadow import KnobsRefused
+from headrace_tuner.study.space import Space
+from headrace_tuner.targets.base import KnobsRefused
 
 log = logging.getLogger(__name__)
 Knobs = Mapping[str, KnobValue]
@@ -170,7 +173,7 @@ class StudyRunner:
             reason=outcome.reason,
             window=measured.window if measured else None,
             measures=measured.reading.measures() if measured else None,
-            halves=list(measured.reading.halves) if measured else [],
+            halves=[Half.of(part) for part in measured.reading.halves] if measured else [],
         )
         await self._save(record)
         setup.on_end(record)
@@ -192,7 +195,7 @@ class StudyRunner:
             except TrialVoid as void:
                 log.warning("void: %s", void.reason, extra={"trial": label, "repeated": first is not None})
                 if first is not None:
-                    failed = first.restarted and void.restarted
+                    failed = first.kind is VoidKind.RESTARTED is void.kind
                     return AttemptOutcome(TrialState.FAILED if failed else TrialState.VOID, reason=void.reason)
                 first = void
 
@@ -205,13 +208,14 @@ class StudyRunner:
             constraints = {} if outcome.state is TrialState.VOID else goal.broken
             return seen.model_copy(update={"constraints": constraints})
         reading = measured.reading
-        missed = reading.attainment < goal.attainment
+        attainment = reading.counts.attainment
+        missed = attainment < goal.attainment
         return seen.model_copy(
             update={
                 "state": TrialState.INFEASIBLE if missed else TrialState.COMPLETE,
-                "reason": f"attainment {reading.attainment:.1%} is below {goal.attainment:.1%}" if missed else "",
+                "reason": f"attainment {attainment:.1%} is below {goal.attainment:.1%}" if missed else "",
                 "score": goal.score(reading),
-                "attainment": reading.attainment,
+                "attainment": attainment,
                 "window": measured.window,
                 "measures": reading.measures(),
                 "constraints": goal.constraints(reading),
@@ -221,7 +225,7 @@ class StudyRunner:
     async def _say(self, phase: RunPhase, message: str) -> None:
         await self._save(progress(self.setup.plan, self.records, phase=phase, message=message))
 
-    async def _save(self, record: StudyRecord | TrialRecord | VerificationRecord) -> None:
+    async def _save(self, record: AnyRecord) -> None:
         await self.setup.store.save(record)
         match record:
             case StudyRecord():

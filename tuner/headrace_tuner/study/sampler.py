@@ -70,10 +70,11 @@ def _sampler(spec: SamplerSpec, *, number: int, total: int | None) -> optuna.sam
                 seed=seed, n_startup_trials=startup, multivariate=True, constant_liar=False
             )
         case SamplerKind.GP:
-            if importlib.util.find_spec("torch") is None:
+            missing = [name for name in ("torch", "scipy") if importlib.util.find_spec(name) is None]
+            if missing:
                 raise TunerError(
-                    "spec.sampler.kind GP: Optuna's GP sampler needs torch, which is not installed where the tuner "
-                    "runs (its image leaves it out); use TPE or Random, or an image with torch"
+                    f"spec.sampler.kind GP: Optuna's GP sampler needs {' and '.join(missing)}, not installed where the "
+                    "tuner runs (its image leaves them out); use TPE or Random, or an image that has them"
                 )
             return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup)
 

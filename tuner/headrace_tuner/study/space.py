@@ -1,14 +1,12 @@
-"""The search space: knob ranges of a TuningRun, values as the engine wants them, and the static rules. Pure."""
+"""The search space: knob ranges of a TuningRun, and values as the engine wants them. Pure."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace_api.v1alpha1.search import KnobRange
-from headrace_core.knobs.resolve import ConfigError, EngineConfig, reconfigure
 from headrace_core.knobs.table import KnobKind, KnobValue
 
 Knobs = Mapping[str, KnobValue]
@@ -74,30 +72,6 @@ class Space:
             name: config["max_num_batched_tokens"] if _follows_budget(name, config) else config[name]
             for name in self.names
         }
-
-
-def refusal(config: EngineConfig, knobs: Knobs) -> str | None:
-    """Why the engine that runs `config` would refuse `knobs`, or None. The engine's own rules, before it is asked."""
-    try:
-        reconfigure(config, knobs)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-def engine_config(values: Knobs, ceilings: Mapping[str, int]) -> EngineConfig:
-    """The config that a running engine reports, as core's type."""
-    known = {name: values[name] for name in EngineConfig.__dataclass_fields__ if name != "ceilings" and name in values}
-    return EngineConfig(**known, ceilings=dict(ceilings))  # type: ignore[arg-type]
-
-
-def canonical(knobs: Knobs) -> str:
-    """A key that is equal for equal configs: 0.5 and 0.50, 64 and 64.0."""
-    plain = {
-        name: round(value, 9) + 0.0 if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-        for name, value in knobs.items()
-    }
-    return json.dumps(plain, sort_keys=True)
 
 
 def _follows_budget(name: str, config: Knobs) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
 
 import aiohttp
 
@@ -12,39 +11,16 @@ from headrace_client import prom_text
 from headrace_client.engine import EngineAdmin, EngineState
 from headrace_client.errors import EngineCallError, EngineDenied, EngineRefused, EngineUnavailable
 from headrace_core import metric_names as metrics
+from headrace_core.evidence.windows import VoidKind
 from headrace_core.knobs.table import KnobValue
 from headrace_tuner.errors import TrialVoid, TunerError
+from headrace_tuner.targets.base import KnobsRefused
 
 POLL_SECONDS = 0.2
 
 
-class KnobsRefused(Exception):  # noqa: N818  (data, not a failure)
-    """The engine does not take these knobs; the message says why."""
-
-
-class TrialTarget(Protocol):
-    """Whatever configs are tried on."""
-
-    @property
-    def url(self) -> str:
-        """Where completions are asked for."""
-        ...
-
-    async def state(self) -> EngineState:
-        """The config in force. Waits while the engine restarts. Raises `TunerError` when it does not come back."""
-        ...
-
-    async def apply(self, knobs: Mapping[str, KnobValue], *, revision: str) -> EngineState:
-        """Put knobs in force under the name `revision`. Raises `KnobsRefused` or `TrialVoid`."""
-        ...
-
-    async def settle(self, timeout: float) -> None:  # noqa: ASYNC109  (seconds, told to whoever waits)
-        """Wait until nothing runs and nothing waits. Raises `TrialVoid` after `timeout` seconds."""
-        ...
-
-
 class ShadowTarget:
-    """A trial pod, or an engine by hand, that gets no traffic but the tuner's."""
+    """A trial pod, or an engine that a person started: its only traffic is the tuner's."""
 
     def __init__(
         self, url: str, admin: EngineAdmin, *, session: aiohttp.ClientSession, patience: float = 180.0
@@ -83,7 +59,7 @@ class ShadowTarget:
         except EngineDenied as error:
             raise TunerError(f"{error}; give the engine's admin token in HEADRACE_ADMIN_TOKEN") from error
         except EngineCallError as error:
-            raise TrialVoid(f"the engine did not take the knobs: {error}", restarted=True) from error
+            raise TrialVoid(VoidKind.RESTARTED, f"the engine did not take the knobs: {error}") from error
 
     async def settle(self, timeout: float) -> None:  # noqa: ASYNC109
         """See `TrialTarget`."""
@@ -94,8 +70,9 @@ class ShadowTarget:
                 return
             if asyncio.get_running_loop().time() >= deadline:
                 raise TrialVoid(
+                    VoidKind.DISTURBED,
                     f"the engine did not become idle within {timeout:.0f} s: {running:g} running, {waiting:g} waiting; "
-                    "does anybody else send it requests?"
+                    "is anything else sending it requests?",
                 )
             await asyncio.sleep(POLL_SECONDS)
 
@@ -106,7 +83,8 @@ class ShadowTarget:
                 response.raise_for_status()
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TrialVoid(f"GET {where}: no answer: {str(error) or type(error).__name__}", restarted=True) from error
+            why = str(error) or type(error).__name__
+            raise TrialVoid(VoidKind.RESTARTED, f"GET {where}: no answer: {why}") from error
         return gauge(text, metrics.RUNNING.series), gauge(text, metrics.WAITING.series)
 
 

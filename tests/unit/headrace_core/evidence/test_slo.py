@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from headrace_core.evidence.slo import SloSet, nearest_rank
+from headrace_core.evidence.slo import SloSet
 
 
 def test_all_thresholds_must_hold_at_once() -> None:
@@ -20,13 +20,6 @@ def test_itl_percentile_is_nearest_rank_of_the_requests_own_gaps() -> None:
     assert SloSet(itl_seconds=0.1).judge(1, gaps, 1)
     assert not SloSet(itl_seconds=0.1, itl_percentile=100).judge(1, gaps, 1)
     assert not SloSet(itl_seconds=0.1).judge(1, [0.01] * 98 + [5.0], 1), "99 gaps: rank 99 is the last"
-
-
-@pytest.mark.parametrize(
-    ("percentile", "expected"), [(0.1, 1), (50, 100), (50.1, 101), (95, 190), (99, 198), (100, 200)]
-)
-def test_nearest_rank(percentile: float, expected: int) -> None:
-    assert nearest_rank(list(range(200, 0, -1)), percentile) == expected
 
 
 def test_without_gaps_itl_and_tpot_hold() -> None:

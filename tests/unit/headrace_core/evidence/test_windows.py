@@ -2,7 +2,9 @@ import math
 
 import pytest
 
+from headrace_core.evidence.counts import Counts
 from headrace_core.evidence.windows import (
+    VoidKind,
     WindowVoidError,
     bucket_deltas,
     delta,
@@ -24,12 +26,18 @@ def test_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "why"),
-    [(5, 4, "fell from 5 to 4"), (5, None, "vanished"), (1, math.nan, "not a count"), (math.inf, math.inf, "not a")],
+    ("before", "after", "kind", "why"),
+    [
+        (5, 4, VoidKind.RESTARTED, "fell from 5 to 4"),
+        (5, None, VoidKind.RESTARTED, "vanished"),
+        (1, math.nan, VoidKind.MALFORMED, "not a count"),
+        (math.inf, math.inf, VoidKind.MALFORMED, "not a"),
+    ],
 )
-def test_a_broken_counter_voids_the_window(before: float, after: float | None, why: str) -> None:
-    with pytest.raises(WindowVoidError, match=why):
+def test_a_broken_counter_voids_the_window(before: float, after: float | None, kind: VoidKind, why: str) -> None:
+    with pytest.raises(WindowVoidError, match=why) as caught:
         delta(before, after, name="headrace:x_total")
+    assert caught.value.kind is kind
 
 
 def test_sum_deltas_over_label_sets() -> None:
@@ -87,22 +95,24 @@ def test_max_bucket() -> None:
 
 
 def test_window_stats() -> None:
-    stats = window_stats(seconds=20, requests=100, good=90, output_tokens=6400, ttft=LATENCY, itl={})
-    assert (stats.attainment, stats.goodput, stats.throughput) == (0.9, 4.5, 320)
+    counts = Counts(seconds=20, requests=100, good=90, output_tokens=6400)
+    stats = window_stats(counts, ttft=LATENCY, itl={})
+    assert stats.counts == counts
     assert stats.ttft_p50 == pytest.approx(0.18)
     assert (stats.ttft_p95, stats.ttft_p99) == (0.4, 0.4)
     assert math.isnan(stats.itl_p99)
     exported = stats.to_dict()
-    assert (exported["goodput"], exported["itl_p99"], exported["itl_max"]) == (4.5, None, None)
+    assert (exported["good"], exported["goodput"], exported["itl_p99"], exported["itl_max"]) == (90, 4.5, None, None)
 
 
 def test_an_idle_window_has_no_attainment() -> None:
-    stats = window_stats(seconds=1, requests=0, good=0, output_tokens=0, ttft={}, itl={})
-    assert math.isnan(stats.attainment)
-    assert stats.goodput == 0
+    stats = window_stats(Counts(seconds=1, requests=0, good=0), ttft={}, itl={})
+    assert stats.to_dict()["attainment"] is None
+    assert stats.counts.goodput == 0
 
 
 @pytest.mark.parametrize(("seconds", "good"), [(0, 1), (math.nan, 1), (-1, 1), (1, 3), (1, -1)])
 def test_impossible_windows(seconds: float, good: float) -> None:
-    with pytest.raises(WindowVoidError):
-        window_stats(seconds=seconds, requests=2, good=good, output_tokens=0, ttft={}, itl={})
+    with pytest.raises(WindowVoidError) as caught:
+        window_stats(Counts(seconds=seconds, requests=2, good=good), ttft={}, itl={})
+    assert caught.value.kind is VoidKind.MALFORMED

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from headrace_api.v1alpha1.records import Half
-from headrace_api.v1alpha1.tuningrun import Objective
+from headrace_core.evidence.counts import Counts
+from headrace_core.evidence.verdict import RateKind, WindowPair, paired_ratio
 from headrace_core.sim.calibration import Calibration
 from headrace_core.workload.plans import derive_seed
 from headrace_local.demo.predict import keeps_slo, play, predicted_attainment
 from headrace_local.demo.story import BAD_KNOBS, GOOD_KNOBS, Story, tell
-from headrace_tuner.ladder.effect import compare
 
 # A 2-core EPYC with AVX2, fp32, one thread.
 MACHINE = Calibration(
@@ -33,14 +32,14 @@ RUNS = 24
 
 def window(
     told: Story, machine: Calibration, knobs: Mapping[str, object], *, seed: int, speed: float
-) -> list[Half]:  # fmt: skip
+) -> tuple[Counts, ...]:  # fmt: skip
     """Good requests and all requests, in each half of a window."""
     counts = [[0, 0], [0, 0]]
     for outcome in play(told, machine, knobs, seed=seed, speed=speed).outcomes:
         half = counts[outcome.tokens[-1] > told.window / 2]
         half[0] += keeps_slo(told, outcome)
         half[1] += 1
-    return [Half(good=good, requests=requests) for good, requests in counts]
+    return tuple(Counts(good=good, requests=requests, seconds=told.window / 2) for good, requests in counts)
 
 
 @pytest.mark.parametrize("speed", [0.7, 1.0, 1.4])
@@ -50,11 +49,14 @@ def test_the_verdict_is_improved_in_nearly_all_runs(machine: Calibration, speed:
     improved = 0
     for run in range(RUNS):
         seeds = [derive_seed(run, block) for block in range(told.blocks)]
-        before, after = (
-            [window(told, machine, knobs, seed=seed, speed=speed) for seed in seeds]
-            for knobs in (BAD_KNOBS, GOOD_KNOBS)
-        )
-        improved += compare(before, after, objective=Objective.GOODPUT, confidence=0.9).low > 1.02
+        pairs = [
+            WindowPair(
+                baseline=window(told, machine, BAD_KNOBS, seed=seed, speed=speed),
+                candidate=window(told, machine, GOOD_KNOBS, seed=seed, speed=speed),
+            )
+            for seed in seeds
+        ]
+        improved += paired_ratio(pairs, rate=RateKind.GOODPUT, confidence=0.9).low > 1.02
     assert improved >= 0.85 * RUNS
 
 

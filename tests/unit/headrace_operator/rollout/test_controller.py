@@ -11,6 +11,7 @@ from headrace_api import names
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.tuningrun import RolloutPhase, RolloutStatus, TuningRun
 from headrace_client.errors import Unavailable
+from headrace_core.evidence.counts import Counts
 from headrace_core.evidence.windows import WindowStats
 from headrace_operator.rollout.analysis import WindowMeasured, WindowPending
 from headrace_operator.rollout.controller import RolloutAdvance, RolloutRequest
@@ -52,7 +53,7 @@ async def advance(world: World, status: RolloutStatus | None = None, **more: Any
 
 def stats(requests: float, good: float) -> WindowStats:
     rest = dict.fromkeys(("ttft_p50", "ttft_p95", "ttft_p99", "itl_p50", "itl_p95", "itl_p99", "itl_max"), 0.1)
-    return WindowStats(seconds=20.0, requests=requests, good=good, output_tokens=100.0, **rest)
+    return WindowStats(counts=Counts(good=good, requests=requests, seconds=20.0, output_tokens=100.0), **rest)
 
 
 def in_force(world: World) -> ActiveRevision | None:

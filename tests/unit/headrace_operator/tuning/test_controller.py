@@ -8,6 +8,7 @@ from operator_world import World
 
 from headrace_api import names
 from headrace_client.errors import KubeError, Unavailable
+from headrace_core.evidence.counts import Counts
 from headrace_core.evidence.windows import WindowStats
 from headrace_operator.rollout.analysis import WindowMeasured, WindowPending, WindowVoid
 
@@ -27,7 +28,8 @@ IMPROVED = {
 
 def stats(requests: float, good: float, seconds: float = 20.0) -> WindowStats:
     rest = dict.fromkeys(("ttft_p50", "ttft_p95", "ttft_p99", "itl_p50", "itl_p95", "itl_p99", "itl_max"), 0.1)
-    return WindowStats(seconds=seconds, requests=requests, good=good, output_tokens=100.0, **rest)
+    counts = Counts(good=good, requests=requests, seconds=seconds, output_tokens=100.0)
+    return WindowStats(counts=counts, **rest)
 
 
 async def ready(world: World, **spec: Any) -> str:

@@ -7,10 +7,11 @@ import pytest
 from operator_resources import tuning_run
 
 from headrace_api.v1alpha1.conditions import Reason
+from headrace_api.v1alpha1.record_codec import StudyRecords
 from headrace_api.v1alpha1.records import RunPhase, StudyRecord, TrialRecord
 from headrace_api.v1alpha1.tuningrun import MAX_TRIAL_LOG, RolloutPhase, RolloutStatus, TuningRun
 from headrace_operator.cluster.findings import no, yes
-from headrace_operator.tuning.status import JobRecords, RunObservation, applied_finding, rollout_phase, run_status
+from headrace_operator.tuning.status import RunObservation, applied_finding, rollout_phase, run_status
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 VALID = yes(Reason.VALID, "every check passed")
@@ -60,7 +61,7 @@ APPLIED: dict[str, tuple[str, StudyRecord | None, RolloutPhase | None, bool, Rea
 def test_whether_the_proposal_is_in_force(case: str) -> None:
     policy, record, phase, holds, reason = APPLIED[case]
     moved = None if phase is None else rollout(phase)
-    finding = applied_finding(run(apply=policy), JobRecords(study=record), moved)
+    finding = applied_finding(run(apply=policy), StudyRecords(study=record), moved)
     assert (finding.holds, finding.reason) == (holds, reason)
 
 
@@ -87,9 +88,9 @@ COMPLETE: dict[str, tuple[RunObservation, bool, Reason]] = {
     "waits": (seen(RunPhase.PENDING), False, Reason.PENDING),
     "prepares": (seen(RunPhase.PREPARING), False, Reason.PENDING),
     "searches": (seen(), False, Reason.RUNNING),
-    "decided": (seen(records=JobRecords(study=study("KeepBaseline"))), True, Reason.FINISHED),
+    "decided": (seen(records=StudyRecords(study=study("KeepBaseline"))), True, Reason.FINISHED),
     "decided, then failed": (
-        seen(RunPhase.FAILED, records=JobRecords(study=study("KeepBaseline"))),
+        seen(RunPhase.FAILED, records=StudyRecords(study=study("KeepBaseline"))),
         True,
         Reason.FINISHED,
     ),
@@ -108,7 +109,7 @@ def test_whether_the_study_is_complete(case: str) -> None:
 
 def test_trials_are_counted_and_the_newest_are_shown() -> None:
     trials = [trial(number, "Void" if number % 2 else "Complete") for number in range(MAX_TRIAL_LOG + 2)]
-    made = run_status(run(), seen(records=JobRecords(study=study(total=300), trials=tuple(trials))), now=NOW)
+    made = run_status(run(), seen(records=StudyRecords(study=study(total=300), trials=tuple(trials))), now=NOW)
     assert made.trials is not None
     assert (made.trials.done, made.trials.failed, made.trials.total) == (len(trials), len(trials) // 2, 300)
     assert [item.number for item in made.trial_log] == list(range(2, MAX_TRIAL_LOG + 2))
@@ -122,7 +123,7 @@ def test_the_total_is_the_studys_or_the_budgets(
     total: int | None, budget: dict[str, Any], expected: int | None
 ) -> None:
     record = study(**({"total": total} if total else {}))
-    made = run_status(run(budget=budget), seen(records=JobRecords(study=record)), now=NOW)
+    made = run_status(run(budget=budget), seen(records=StudyRecords(study=record)), now=NOW)
     assert made.trials is not None
     assert made.trials.total == expected
 
@@ -131,7 +132,7 @@ def test_what_was_known_is_not_lost_with_the_records() -> None:
     subject = run()
     known = run_status(
         subject,
-        seen(records=JobRecords(study=IMPROVED, trials=(trial(0),)), rollout=rollout(RolloutPhase.APPLYING)),
+        seen(records=StudyRecords(study=IMPROVED, trials=(trial(0),)), rollout=rollout(RolloutPhase.APPLYING)),
         now=NOW,
     )
     after = run_status(subject.model_copy(update={"status": known}), seen(), now=NOW)

@@ -1,15 +1,14 @@
 """What voids a trial, without a server: counts that disagree, a client at its limit, an engine that fell over."""
 
 import pytest
-from aiohttp import web
 
-from headrace_client.engine import EngineState
-from headrace_client.errors import EngineDenied, EngineRefused, EngineUnavailable, KnobProblem
-from headrace_client.load.client import ErrorKind, RequestRecord, load_session
+from headrace_client.errors import PrometheusError
+from headrace_client.load.client import ErrorKind, RequestRecord
+from headrace_core.evidence.counts import Counts, sum_of
+from headrace_core.evidence.windows import VoidKind, WindowVoidError
 from headrace_core.workload.plans import RequestKind
-from headrace_tuner.errors import TrialVoid, TunerError
-from headrace_tuner.measure.reading import ClientSide, check_client, check_counts
-from headrace_tuner.targets.shadow import KnobsRefused, ShadowTarget, gauge
+from headrace_tuner.errors import TrialVoid
+from headrace_tuner.measure.reading import ClientSide, WindowSpan, check_client, check_counts, halves, read_trial
 
 
 def record(error: str | None = None, *, lag: float = 0.0) -> RequestRecord:
@@ -18,6 +17,7 @@ def record(error: str | None = None, *, lag: float = 0.0) -> RequestRecord:
     )
 
 
+GONE = (ErrorKind.RESET, ErrorKind.CONNECT)
 OK, BUSY, LATE = record(), record("http_429"), record(ErrorKind.UNFINISHED)
 
 
@@ -49,7 +49,7 @@ def test_refusals_server_errors_and_late_ones_are_data_not_void() -> None:
 def test_a_broken_stream_voids(error: str) -> None:
     with pytest.raises(TrialVoid, match="1 of 2 requests broke off") as caught:
         check_client(ClientSide(records=[OK, record(error)]))
-    assert caught.value.restarted is (error in (ErrorKind.RESET, ErrorKind.CONNECT))
+    assert caught.value.kind is (VoidKind.RESTARTED if error in GONE else VoidKind.BROKEN_ANSWERS)
 
 
 def test_a_client_at_its_limit_voids() -> None:
@@ -60,86 +60,33 @@ def test_a_client_at_its_limit_voids() -> None:
     check_client(ClientSide(records=[record(lag=0.2)], lag_limit=0.25))
 
 
-def test_a_gauge_is_summed_and_absent_is_not_zero() -> None:
-    text = '# HELP a:b x\na:b{model_name="m"} 2.0\na:b{model_name="n"} 1\na:bc 9\n'
-    assert gauge(text, "a:b") == 3
-    with pytest.raises(TunerError, match="not a Headrace engine"):
-        gauge(text, "a:c")
+class AwayPrometheus:
+    """Fails each question, or says nothing of this engine."""
+
+    def __init__(self, fault: Exception) -> None:
+        self.fault = fault
+
+    async def wait_for_scrape(self, *_: object) -> None:
+        raise self.fault
 
 
-STATE = EngineState(
-    generation=1, revision="r", config={}, knobs=(), device="cpu", dtype="float32", pretend_gpu=False, started_at=1.0,
-    slo=None,
-)  # fmt: skip
-
-
-class Admin:
-    def __init__(self, *answers: object) -> None:
-        self.answers = list(answers)
-
-    async def get_config(self) -> EngineState:
-        return self.next()
-
-    async def patch_config(self, _knobs, revision=None, if_generation=None) -> EngineState:
-        return self.next()
-
-    def next(self) -> EngineState:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-async def target(*answers: object, url: str = "http://127.0.0.1:1", patience: float = 0.0) -> ShadowTarget:
-    async with load_session() as session:
-        return ShadowTarget(url, Admin(*answers), session=session, patience=patience)
-
-
-async def test_an_engine_that_comes_back_is_waited_for(monkeypatch) -> None:
-    async def nap(_: float) -> None:
-        return None
-
-    monkeypatch.setattr("headrace_tuner.targets.shadow.asyncio.sleep", nap)
-    away = EngineUnavailable("no answer")
-    assert await (await target(away, away, STATE, patience=60)).state() is STATE
-    with pytest.raises(TunerError, match="has not answered for 0 s"):
-        await (await target(away)).state()
-    with pytest.raises(TunerError, match="HEADRACE_ADMIN_TOKEN"):
-        await (await target(EngineDenied("401"))).state()
-
-
-async def test_what_a_patch_may_answer() -> None:
-    refused = EngineRefused("HTTP 422", [KnobProblem("prefill_chunk_size", "too large")])
-    with pytest.raises(KnobsRefused, match="prefill_chunk_size: too large"):
-        await (await target(refused)).apply({}, revision="r")
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (PrometheusError("it restarted a minute ago"), VoidKind.UNSCRAPED),  # its words decide nothing
+        (WindowVoidError(VoidKind.RESTARTED, "the counter fell"), VoidKind.RESTARTED),
+        (WindowVoidError(VoidKind.MALFORMED, "not a count"), VoidKind.MALFORMED),
+    ],
+)
+async def test_a_reading_is_void_for_the_reason_of_its_window(fault: Exception, kind: VoidKind) -> None:
+    span = WindowSpan(revision="r", generation=2, start=0.0, end=20.0, drained=25.0)
     with pytest.raises(TrialVoid) as caught:
-        await (await target(EngineUnavailable("reset"))).apply({}, revision="r")
-    assert caught.value.restarted
-    with pytest.raises(TunerError, match="HEADRACE_ADMIN_TOKEN"):
-        await (await target(EngineDenied("401"))).apply({}, revision="r")
+        await read_trial(AwayPrometheus(fault), span, ClientSide(records=[OK]))
+    assert caught.value.kind is kind
 
 
-async def test_settling_waits_until_the_queue_is_empty() -> None:
-    left = [3, 1, 0]
-
-    async def metrics(_: web.Request) -> web.Response:
-        waiting = left.pop(0) if len(left) > 1 else left[0]
-        return web.Response(text=f"headrace:running 0\nheadrace:waiting {waiting}\n")
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with load_session() as session:
-        shadow = ShadowTarget(url, Admin(), session=session)
-        await shadow.settle(10)
-        assert left == [0]
-        left[:] = [5]
-        with pytest.raises(TrialVoid, match="0 running, 5 waiting"):
-            await shadow.settle(0)
-        gone = ShadowTarget("http://127.0.0.1:1", Admin(), session=session)
-        with pytest.raises(TrialVoid, match="no answer"):
-            await gone.settle(1)
-    await runner.cleanup()
+def test_the_second_half_has_what_the_first_does_not() -> None:
+    first = Counts(good=9, requests=12, seconds=10, output_tokens=300)
+    whole = Counts(good=20, requests=24, seconds=20, output_tokens=700)
+    assert halves(first, whole) == (first, Counts(good=11, requests=12, seconds=10, output_tokens=400))
+    assert sum_of(halves(first, whole)) == whole

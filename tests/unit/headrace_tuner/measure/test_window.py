@@ -6,6 +6,7 @@ import pytest
 
 from headrace_client.engine import EngineState
 from headrace_client.load.client import Endpoint, load_session
+from headrace_core.evidence.windows import VoidKind
 from headrace_core.workload.plans import Workload
 from headrace_tuner.errors import TrialVoid
 from headrace_tuner.measure import window as meters
@@ -100,18 +101,18 @@ async def test_two_windows_of_one_seed_have_the_same_arrivals_and_other_prompts(
 
 
 @pytest.mark.parametrize(
-    ("change", "words", "restarted"),
+    ("change", "words", "kind"),
     [
-        ({"started_at": 2.0, "generation": 3}, "the engine restarted", True),
-        ({"generation": 9}, "somebody changed the engine's config", False),
+        ({"started_at": 2.0, "generation": 3}, "the engine restarted", VoidKind.RESTARTED),
+        ({"generation": 9}, "somebody changed the engine's config", VoidKind.DISTURBED),
     ],
 )
-async def test_another_engine_or_config_at_the_end_voids(bench, change, words: str, restarted: bool) -> None:
+async def test_another_engine_or_config_at_the_end_voids(bench, change, words: str, kind: VoidKind) -> None:
     meter, target, read = bench
     target.then = lambda: setattr(target, "now", replace(target.now, **change))
     with pytest.raises(TrialVoid, match=words) as caught:
         await meter.measure({}, seed=1, label="x")
-    assert caught.value.restarted is restarted
+    assert caught.value.kind is kind
     assert read == []
 
 
@@ -121,7 +122,7 @@ async def test_a_window_that_breaks_leaves_no_load_behind(bench, server) -> None
     meter, target, _ = bench
 
     def fall_over() -> None:
-        raise TrialVoid("gone", restarted=True)
+        raise TrialVoid(VoidKind.RESTARTED, "gone")
 
     target.then = fall_over
     with pytest.raises(TrialVoid, match="gone"):

@@ -6,11 +6,9 @@ import pytest
 
 from headrace_api.v1alpha1.records import RunPhase, StudyRecord
 from headrace_client.errors import Conflict, Unavailable
-from headrace_tuner.errors import LeaseLost, StoreUnavailable, TunerError
+from headrace_tuner.errors import LeaseLost, StoreUnavailable
 from headrace_tuner.records import configmap
-from headrace_tuner.records.configmap import ConfigMapStore
-from headrace_tuner.records.lease import LEASE_KEY, LEASE_SECONDS, Lease, may_take
-from headrace_tuner.records.store import FolderStore, decode
+from headrace_tuner.records.configmap import LEASE_SECONDS, ConfigMapStore, Lease, may_take
 
 STUDY = StudyRecord(phase=RunPhase.SEARCHING)
 
@@ -82,7 +80,7 @@ async def test_a_harmless_change_by_somebody_else_only_repeats_the_write(kube, m
     await store.release()
 
 
-async def test_who_lost_the_lease_writes_no_more(kube, monkeypatch) -> None:
+async def test_a_tuner_that_lost_the_lease_writes_no_more(kube, monkeypatch) -> None:
     store = store_of(kube, monkeypatch)
     await store.acquire()
     thief = store_of(kube, monkeypatch)  # the same pod, started anew: its predecessor is dead
@@ -147,16 +145,3 @@ def test_who_may_take_a_lease() -> None:
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"holder": "x", "renewals": "y"}'])
 def test_a_lease_that_cannot_be_read_is_free(text) -> None:
     assert Lease.decode(text) == Lease()
-
-
-def test_a_record_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(TunerError, match=r"trial-0003.json.*delete it"):
-        decode({"trial-0003.json": '{"number": -1}', LEASE_KEY: "whatever"})
-
-
-async def test_a_folder_that_cannot_be_made_is_named(tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreUnavailable, match="file"):
-        await FolderStore(tmp_path / "file" / "below").acquire()
-    with pytest.raises(LeaseLost, match="acquire it"):
-        await FolderStore(tmp_path).save(STUDY)

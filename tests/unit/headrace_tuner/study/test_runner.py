@@ -11,17 +11,20 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headrace_api.v1alpha1.records import Half, RunPhase, StudyVerdict, TimeWindow, TrialState
+from headrace_api.v1alpha1.record_codec import decode
+from headrace_api.v1alpha1.records import RunPhase, StudyVerdict, TimeWindow, TrialState
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import SamplerSpec
+from headrace_core.evidence.counts import Counts, sum_of
+from headrace_core.evidence.windows import VoidKind
 from headrace_core.knobs.resolve import resolve
 from headrace_tuner.errors import LeaseLost, TrialVoid, TunerError
+from headrace_tuner.measure.reading import TrialReading
 from headrace_tuner.measure.window import MeasuredWindow
-from headrace_tuner.records.store import FolderStore, MemoryStore, decode
-from headrace_tuner.study.objective import TrialReading
+from headrace_tuner.records.store import FolderStore, MemoryStore
 from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.study.space import Space
-from headrace_tuner.targets.shadow import KnobsRefused
+from headrace_tuner.targets.base import KnobsRefused
 
 SPACE = Space.of(
     [
@@ -51,9 +54,9 @@ class Formula:
         if fault := self.faults.get(len(self.calls)):
             raise fault
         good = 20.0 if self.flat else max(5.0, 40 - knobs["prefill_chunk_size"] / 8)
-        half = Half(good=good / 2, requests=20, tokens=600)
+        half = Counts(good=good / 2, requests=20, seconds=10, output_tokens=600)
         reading = TrialReading(
-            seconds=20, planned=40, good=good, throughput=60, p95={"itl": 0.05}, halves=(half, half)
+            counts=sum_of([half, half]), throughput=60, p95={"itl": 0.05}, halves=(half, half)
         )  # fmt: skip
         at = datetime.fromtimestamp(len(self.calls), UTC)
         return MeasuredWindow(TimeWindow(start=at, end=at), reading)
@@ -112,15 +115,18 @@ async def test_a_refusal_by_the_engine_itself_is_data_too(make) -> None:
 
 
 async def test_a_void_window_is_repeated_once(make) -> None:
-    store, formula = MemoryStore(), Formula(faults={2: TrialVoid("a scrape is missing")})
+    store, formula = MemoryStore(), Formula(faults={2: TrialVoid(VoidKind.UNSCRAPED, "a scrape is missing")})
     await StudyRunner(setup_of(make, store, formula)).run()
     assert formula.calls[1][0] == formula.calls[2][0]
     assert decode(store.data).trials[1].state is not TrialState.VOID
 
 
-@pytest.mark.parametrize(("restarted", "state"), [(False, TrialState.VOID), (True, TrialState.FAILED)])
-async def test_twice_void_is_void_unless_the_engine_fell_over_both_times(make, restarted, state) -> None:
-    faults = {2: TrialVoid("first", restarted=True), 3: TrialVoid("second", restarted=restarted)}
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [(kind, TrialState.FAILED if kind is VoidKind.RESTARTED else TrialState.VOID) for kind in VoidKind],
+)
+async def test_twice_void_is_void_unless_the_engine_fell_over_both_times(make, kind, state) -> None:
+    faults = {2: TrialVoid(VoidKind.RESTARTED, "first"), 3: TrialVoid(kind, "second")}
     store = MemoryStore()
     await StudyRunner(setup_of(make, store, Formula(faults=faults))).run()
     trial = decode(store.data).trials[1]
@@ -219,7 +225,7 @@ PROCESS = """
 import asyncio, sys
 from pathlib import Path
 from headrace_api.v1alpha1.tuningrun import Objective, SamplerSpec
-from headrace_tuner.study.objective import StudyGoal
+from headrace_tuner.ladder.objective import StudyGoal
 from headrace_tuner.study.phases import StudyPlan
 from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.records.store import FolderStore

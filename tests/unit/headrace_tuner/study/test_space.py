@@ -2,7 +2,7 @@ import pytest
 
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_core.knobs.resolve import resolve
-from headrace_tuner.study.space import Space, canonical, engine_config, refusal
+from headrace_tuner.study.space import Space
 
 SPACE = Space.of(
     [
@@ -55,22 +55,3 @@ def test_the_baseline_writes_out_what_follows_the_budget() -> None:
     baseline = SPACE.baseline(config.hot_values())
     assert baseline["prefill_chunk_size"] == 512
     assert set(baseline) == set(SPACE.names)
-
-
-def test_a_contradiction_is_refused_with_the_engines_reason() -> None:
-    config = resolve({"max_num_batched_tokens": 512, "max_num_seqs": 16})
-    assert refusal(config, {"prefill_chunk_size": 64, "max_num_batched_tokens": 128}) is None
-    why = refusal(config, {"prefill_chunk_size": 256, "max_num_batched_tokens": 128})
-    assert why is not None
-    assert "prefill_chunk_size: 256 exceeds max_num_batched_tokens 128" in why
-    assert "boot value 512" in (refusal(config, {"max_num_batched_tokens": 1024}) or "")
-
-
-def test_the_engines_report_reads_back_as_its_config() -> None:
-    config = resolve({"max_num_batched_tokens": 512, "max_num_seqs": 16})
-    assert engine_config(config.values() | {"a_later_knob": 1}, config.ceilings) == config
-
-
-def test_equal_configs_have_one_key() -> None:
-    assert canonical({"a": 64, "b": 0.5}) == canonical({"b": 0.50000000000001, "a": 64.0})
-    assert canonical({"a": True}) != canonical({"a": 1})

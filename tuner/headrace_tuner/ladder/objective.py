@@ -15,45 +15,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace_api.v1alpha1.records import Half, Measures
 from headrace_api.v1alpha1.tuningrun import Objective
+from headrace_tuner.measure.reading import TrialReading
 
 ATTAINMENT, RUNNABLE = "attainment", "runnable"
 MARGIN_WEIGHT = 0.5  # of one good request, or of one answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialReading:
-    """One measured window. `planned` requests in `seconds`; latencies in seconds, NaN where nothing was observed."""
-
-    seconds: float
-    planned: float
-    good: float
-    throughput: float
-    p95: Mapping[str, float]
-    halves: tuple[Half, ...] = ()
-
-    @property
-    def attainment(self) -> float:
-        """Share of the planned requests that were good."""
-        return self.good / self.planned
-
-    @property
-    def goodput(self) -> float:
-        """Good requests per second."""
-        return self.good / self.seconds
-
-    def measures(self) -> Measures:
-        """The form of the records."""
-        return Measures(
-            goodput=self.goodput,
-            throughput=self.throughput,
-            attainment=self.attainment,
-            ttft_p95=_finite(self.p95.get("ttft")),
-            itl_p95=_finite(self.p95.get("itl")),
-            e2e_p95=_finite(self.p95.get("e2e")),
-            requests=self.planned,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +32,12 @@ class StudyGoal:
 
     def score(self, reading: TrialReading) -> float:
         """Larger is better. Per second: good requests, or output tokens."""
+        counts = reading.counts
         if self.objective is Objective.GOODPUT:
-            unit, value = 1.0, reading.goodput
+            unit, value = 1.0, counts.goodput
         else:
-            unit, value = reading.throughput * reading.seconds / reading.planned, reading.throughput
-        return value + MARGIN_WEIGHT * unit * self.margin(reading) / reading.seconds
+            unit, value = reading.throughput * counts.seconds / counts.requests, reading.throughput
+        return value + MARGIN_WEIGHT * unit * self.margin(reading) / counts.seconds
 
     def margin(self, reading: TrialReading) -> float:
         """0 to 1: mean distance of the 95th percentiles below their thresholds; 0.5 is right at them."""
@@ -79,7 +46,7 @@ class StudyGoal:
 
     def constraints(self, reading: TrialReading) -> dict[str, float]:
         """Signed slack by constraint, as Optuna has it: above 0 is violated."""
-        return {ATTAINMENT: self.attainment - reading.attainment, RUNNABLE: -1.0}
+        return {ATTAINMENT: self.attainment - reading.counts.attainment, RUNNABLE: -1.0}
 
     @property
     def broken(self) -> dict[str, float]:
@@ -90,7 +57,3 @@ class StudyGoal:
 def _slack(value: float, limit: float) -> float:
     """1 at 0, 0.5 at the limit, towards 0 beyond; 0 where nothing was observed."""
     return 0.0 if math.isnan(value) else limit / (limit + value)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

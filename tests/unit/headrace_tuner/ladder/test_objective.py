@@ -7,8 +7,8 @@ from headrace_api.v1alpha1.tuningrun import Objective
 
 def test_goodput_counts_what_was_planned(make) -> None:
     reading = make.reading(36, planned=40, seconds=20)
-    assert reading.goodput == pytest.approx(1.8)
-    assert reading.attainment == pytest.approx(0.9)
+    assert reading.counts.goodput == pytest.approx(1.8)
+    assert reading.counts.attainment == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("objective", list(Objective))
@@ -20,7 +20,7 @@ def test_the_margin_never_outranks_one_request(make, objective) -> None:
     if objective is Objective.GOODPUT:
         assert goal.score(best) < goal.score(one_more)
     else:
-        one_answer = worst.throughput / worst.planned
+        one_answer = worst.throughput / worst.counts.requests
         assert goal.score(best) - goal.score(worst) < one_answer
 
 

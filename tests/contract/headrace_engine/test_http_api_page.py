@@ -9,7 +9,7 @@ from headrace_engine.openai import fields
 from headrace_engine.openai.routes import OPERATIONS, Operation
 from headrace_engine.openai.schema import NEUTRAL
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "http-api.md").read_text()
 SOURCES = ROOT / "engine_image" / "headrace_engine"
 

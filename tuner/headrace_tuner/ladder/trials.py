@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace_api.v1alpha1.records import Candidate, StudyRecord, TrialRecord, TrialState, VerificationRecord
+from headrace_api.v1alpha1.record_codec import StudyRecords
+from headrace_api.v1alpha1.records import Candidate, TrialRecord, TrialState
 from headrace_api.v1alpha1.tuningrun import Objective
-from headrace_tuner.study.objective import StudyGoal
-from headrace_tuner.study.space import canonical
+from headrace_core.evidence.counts import Counts, sum_of
+from headrace_core.knobs.table import KnobValue
+from headrace_tuner.ladder.objective import StudyGoal
 
 MEASURED = (TrialState.COMPLETE, TrialState.INFEASIBLE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRecords:
-    """All that was written down."""
-
-    study: StudyRecord | None = None
-    trials: tuple[TrialRecord, ...] = ()
-    windows: tuple[VerificationRecord, ...] = ()
-
-    @property
-    def baseline(self) -> Candidate | None:
-        """The config that was in force when the study began."""
-        return self.study.baseline if self.study else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,43 +22,38 @@ class Pooled:
 
     candidate: Candidate
     value: float  # goodput or throughput, without the margin that breaks ties
-    good: float
-    requests: float
+    counts: Counts
     feasible: bool
-
-    @property
-    def attainment(self) -> float:
-        """Share of good requests."""
-        return self.good / self.requests
 
 
 def pool(goal: StudyGoal, trials: Iterable[TrialRecord]) -> list[Pooled]:
     """Measured trials by config, in the order of their first trial."""
     groups: dict[str, list[TrialRecord]] = {}
     for record in trials:
-        if record.state in MEASURED and record.measures is not None and record.score is not None:
+        if record.state in MEASURED and _counts(record) is not None and record.score is not None:
             groups.setdefault(canonical(record.knobs.values()), []).append(record)
     return [_pooled(goal, group) for group in groups.values()]
 
 
 def _pooled(goal: StudyGoal, group: Sequence[TrialRecord]) -> Pooled:
+    counts = sum_of([found for record in group if (found := _counts(record)) is not None])
     measures = [record.measures for record in group if record.measures is not None]
-    requests = sum(item.requests or 0.0 for item in measures)
-    good = sum((item.attainment or 0.0) * (item.requests or 0.0) for item in measures)
     goodput = goal.objective is Objective.GOODPUT
     values = [(item.goodput if goodput else item.throughput) or 0.0 for item in measures]
     scores = [record.score or 0.0 for record in group]
-    attainment = good / requests
     return Pooled(
         # Four digits are more than a window can resolve, and people read this one in `kubectl get`.
         candidate=Candidate(
-            knobs=group[0].knobs, score=float(f"{sum(scores) / len(scores):.4g}"), attainment=attainment
+            knobs=group[0].knobs, score=float(f"{sum(scores) / len(scores):.4g}"), attainment=counts.attainment
         ),
         value=sum(values) / len(values),
-        good=good,
-        requests=requests,
-        feasible=attainment >= goal.attainment,
+        counts=counts,
+        feasible=counts.attainment >= goal.attainment,
     )
+
+
+def _counts(record: TrialRecord) -> Counts | None:
+    return record.measures.counts() if record.measures is not None else None
 
 
 def best_of(goal: StudyGoal, trials: Iterable[TrialRecord]) -> Pooled | None:
@@ -95,3 +79,12 @@ def of_config(trials: Iterable[TrialRecord], config: Candidate) -> list[TrialRec
     """The trials of one config."""
     key = canonical(config.knobs.values())
     return [record for record in trials if canonical(record.knobs.values()) == key]
+
+
+def canonical(knobs: Mapping[str, KnobValue]) -> str:
+    """A key that is equal for equal configs: 0.5 and 0.50, 64 and 64.0."""
+    plain = {
+        name: round(value, 9) + 0.0 if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+        for name, value in knobs.items()
+    }
+    return json.dumps(plain, sort_keys=True)

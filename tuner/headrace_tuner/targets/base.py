@@ -1,0 +1,34 @@
+"""What configs are tried on: the contract of every target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from headrace_client.engine import EngineState
+from headrace_core.knobs.table import KnobValue
+
+
+class KnobsRefused(Exception):  # noqa: N818  (data, not a failure)
+    """The engine does not take these knobs; the message says why."""
+
+
+class TrialTarget(Protocol):
+    """Whatever configs are tried on."""
+
+    @property
+    def url(self) -> str:
+        """Where completions are asked for."""
+        ...
+
+    async def state(self) -> EngineState:
+        """The config in force. Waits while the engine restarts. Raises `TunerError` when it does not come back."""
+        ...
+
+    async def apply(self, knobs: Mapping[str, KnobValue], *, revision: str) -> EngineState:
+        """Put knobs in force under the name `revision`. Raises `KnobsRefused` or `TrialVoid`."""
+        ...
+
+    async def settle(self, timeout: float) -> None:  # noqa: ASYNC109  (it waits for the engine, not for its own awaits)
+        """Wait until nothing runs and nothing waits. Raises `TrialVoid` after `timeout` seconds."""
+        ...
