@@ -1,4 +1,7 @@
-"""The Kubernetes client: dicts in and out, server-side apply, typed errors, a watch that survives."""
+"""The Kubernetes client: dicts in and out, server-side apply, typed errors, a watch that survives.
+
+A thin typed layer over the asyncio client of the official `kubernetes` package.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,25 @@ from headrace_client.watching import (
 )
 
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
-MERGE = "application/merge-patch+json"
 
 
 class Kube:
     """Client of one API server; an async context manager. Every method raises `KubeError` or one of its kinds.
 
     Objects are dicts as the API server has them. 429, 5xx and lost connections are tried again with back-off.
+    `headers` go with each call, for example Impersonate-User to try out another's rights.
     """
 
-    def __init__(self, connection: Connection, *, retry: Retry | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        retry: Retry | None = None,
+        timeout: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.connection = connection
-        self._transport = Transport(connection, retry=retry or Retry(), timeout=timeout)
+        self._transport = Transport(connection, retry=retry or Retry(), timeout=timeout, headers=headers)
 
     @classmethod
     def auto(cls, context: str | None = None, kubeconfig: str | Path | None = None) -> Self:
@@ -69,21 +79,12 @@ class Kube:
 
     async def apply(self, body: Mapping[str, Any], *, field_manager: str, force: bool = True) -> dict[str, Any]:
         """Server-side apply. Without `force`, a field that somebody else owns raises `Conflict`."""
-        return await self._apply(body, field_manager=field_manager, force=force, subresource="")
-
-    async def apply_status(self, body: Mapping[str, Any], *, field_manager: str, force: bool = True) -> dict[str, Any]:
-        """Server-side apply of the status alone; the object must exist."""
-        return await self._apply(body, field_manager=field_manager, force=force, subresource="status")
-
-    async def _apply(
-        self, body: Mapping[str, Any], *, field_manager: str, force: bool, subresource: str
-    ) -> dict[str, Any]:
         res, name, namespace = _target(body)
         return await self._json(
             ApiCall(
                 method="PATCH",
-                path=res.path(namespace, name, subresource=subresource),
-                what=_what("apply status of" if subresource else "apply", res, name, namespace),
+                path=res.path(namespace, name),
+                what=_what("apply", res, name, namespace),
                 params={"fieldManager": field_manager, "force": "true" if force else "false"},
                 body=body,
                 content_type=APPLY,
@@ -105,20 +106,6 @@ class Kube:
         what = _what("replace status of" if subresource else "replace", res, name, namespace)
         path = res.path(namespace, name, subresource=subresource)
         return await self._json(ApiCall(method="PUT", path=path, what=what, body=body))
-
-    async def merge_patch(
-        self,
-        res: ApiResource,
-        name: str,
-        namespace: str | None = None,
-        *,
-        patch: Mapping[str, Any],
-        subresource: str = "",
-    ) -> dict[str, Any]:
-        """JSON merge patch, e.g. `{"spec": {"replicas": 2}}` on the subresource `scale`."""
-        path = res.path(namespace, name, subresource=subresource)
-        what = _what("patch", res, name, namespace)
-        return await self._json(ApiCall(method="PATCH", path=path, what=what, body=patch, content_type=MERGE))
 
     async def create(self, body: Mapping[str, Any], *, field_manager: str = "") -> dict[str, Any]:
         """Create the object. Raises `Conflict` (reason AlreadyExists) where it exists."""
@@ -207,11 +194,20 @@ class Kube:
             )
         )
 
-    async def raw(self, method: str, path: str, *, body: Any = None, accept: str = "application/json") -> str:
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        accept: str = "application/json",
+        content_type: str = "application/json",
+    ) -> str:
         """Text of any other call, such as GET /readyz or POST of a SubjectAccessReview."""
-        return await self._transport.send(
-            ApiCall(method=method, path=path, what=f"{method} {path}", body=body, accept=accept)
+        call = ApiCall(
+            method=method, path=path, what=f"{method} {path}", body=body, accept=accept, content_type=content_type
         )
+        return await self._transport.send(call)
 
     async def _json(self, call: ApiCall) -> dict[str, Any]:
         text = await self._transport.send(call)

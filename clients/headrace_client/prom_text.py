@@ -1,14 +1,12 @@
-"""Prometheus' text format, as far as sums of counters and gauges need it. Pure."""
+"""Prometheus' text format, as far as sums of counters and gauges need it. Pure; `prometheus_client` reads the lines."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+from prometheus_client.parser import text_string_to_metric_families
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +19,23 @@ class ExpositionSample:
 
 
 def parse(text: str) -> Iterator[ExpositionSample]:
-    """The samples; comments and lines that are none are passed over."""
-    for line in text.splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        name, labels, value = match.groups()
-        try:
-            yield ExpositionSample(name, dict(_LABEL.findall(labels or "")), float(value))
-        except ValueError:
-            continue
+    """The samples under the names they are written with; comments and lines that are not valid are passed over."""
+    # Line by line, without the types: the parser gives up at the first bad line, and renames counters that don't end
+    # in _total. Not splitlines(): labels may hold line separators that only Unicode knows.
+    for line in text.split("\n"):
+        if not line.strip().startswith("#"):
+            yield from _samples_of(line)
+
+
+def _samples_of(line: str) -> list[ExpositionSample]:
+    try:
+        return [
+            ExpositionSample(sample.name, dict(sample.labels), float(sample.value))
+            for family in text_string_to_metric_families(line)
+            for sample in family.samples
+        ]
+    except (ValueError, IndexError):
+        return []
 
 
 def total(text: str, name: str) -> float | None:

@@ -1,17 +1,23 @@
-"""One HTTP exchange with the API server: retries, back-off, and Status objects turned into typed errors."""
+"""One HTTP exchange with the API server: retries, back-off, and Status objects turned into typed errors.
+
+The REST layer of `kubernetes.aio` sends the calls. Its dynamic client is not used: it would ask the server for its
+list of resources first, and `headrace_client.resources` knows the paths. Its retries don't cover PATCH.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
 
-from headrace_client.connection import Connection
+from headrace_client.connection import Connection, Credentials
 from headrace_client.errors import Cause, Conflict, Forbidden, Gone, Invalid, KubeError, NotFound, Unavailable
 
 CONNECTION_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError)
@@ -65,44 +71,79 @@ class ApiCall:
 
 
 class Transport:
-    """Sends calls over one session."""
+    """Sends calls over one session. `headers` are added to each call."""
 
-    def __init__(self, connection: Connection, *, retry: Retry, timeout: float) -> None:
+    def __init__(
+        self, connection: Connection, *, retry: Retry, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.connection = connection
         self.retry = retry
+        self.server = ""
         self._timeout = aiohttp.ClientTimeout(total=timeout)
-        self._session: aiohttp.ClientSession | None = None
+        self._headers = dict(headers or {})
+        self._open = False
+        self._client: Any = None
+        self._retired: Any = None
+        self._tls = b""
 
     async def open(self) -> None:
-        """Create the session."""
-        tls = self.connection.ssl
-        connector = aiohttp.TCPConnector(limit=100, ssl=True if tls is None else tls)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+        """Sign in. Raises `KubeconfigError`."""
+        self._open = True
+        await self._client_for(await self.connection.credentials())
 
     async def close(self) -> None:
-        """Close the session."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Close the sessions."""
+        self._open = False
+        for client in (self._client, self._retired):
+            if client is not None:
+                await client.close()
+        self._client = self._retired = None
 
-    def start(self, call: ApiCall, *, timeout: aiohttp.ClientTimeout | None = None) -> Any:
-        """Async context manager of one exchange, without retries; used by the watch."""
-        if self._session is None:
+    @asynccontextmanager
+    async def exchange(
+        self, call: ApiCall, *, limits: aiohttp.ClientTimeout | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """One answer, whatever its status; without retries, but for one with renewed credentials after a 401."""
+        if not self._open:
             raise RuntimeError("use `async with Kube(...) as kube`: the client is not open")
-        now = asyncio.get_running_loop().time()
-        headers = {"Accept": call.accept, **self.connection.headers(now)}
+        credentials = await self.connection.credentials()
+        response = await self._request(call, credentials, limits)
+        if response.status == HTTPStatus.UNAUTHORIZED and await self._renewed(credentials, response):
+            response = await self._request(call, await self.connection.credentials(), limits)
+        try:
+            yield response
+        finally:
+            response.release()
+
+    async def _renewed(self, credentials: Credentials, response: aiohttp.ClientResponse) -> bool:
+        await response.read()  # so that it can be quoted, and the connection is free
+        return await self.connection.refused(credentials)
+
+    async def _request(
+        self, call: ApiCall, credentials: Credentials, limits: aiohttp.ClientTimeout | None
+    ) -> aiohttp.ClientResponse:
+        client = await self._client_for(credentials)
+        headers = {"Accept": call.accept, **self._headers, **credentials.headers()}
         if call.body is not None:
             headers["Content-Type"] = call.content_type
-        return self._session.request(
-            call.method,
-            self.connection.server + call.path,
-            params=call.params,
-            data=None if call.body is None else json.dumps(call.body).encode(),
-            headers=headers,
-            timeout=timeout or self._timeout,
-            server_hostname=self.connection.tls_server_name,
-            allow_redirects=False,
+        method, url, headers, body, _ = await client.param_serialize(
+            call.method, call.path, query_params=call.params, header_params=headers, body=call.body
         )
+        answer = await client.call_api(method, url, headers, body, _request_timeout=limits or self._timeout)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+    async def _client_for(self, credentials: Credentials) -> Any:
+        """The client with these certificates. A connection that is open keeps the certificate it was opened with."""
+        if self._client is None or credentials.tls != self._tls:
+            credentials.ssl_context()  # raises an error that names the server
+            before, self._retired = self._retired, self._client
+            self._client = ApiClient(credentials.configuration)
+            self._client.user_agent = "headrace"
+            self.server, self._tls = credentials.configuration.host, credentials.tls
+            if before is not None:
+                await before.close()
+        return self._client
 
     async def send(self, call: ApiCall) -> str:
         """Text of the answer. Raises the `KubeError` of the last attempt."""
@@ -118,28 +159,27 @@ class Transport:
     async def _attempt(self, call: ApiCall) -> tuple[str | KubeError, float | None, bool]:
         """Text, or the error with the server's Retry-After and whether another attempt makes sense."""
         try:
-            async with self.start(call) as response:
+            async with self.exchange(call) as response:
                 text = await response.text()
                 if response.status < HTTPStatus.BAD_REQUEST:
                     return text, None, False
                 error = error_of(call.what, response.status, text)
-                return error, _retry_after(response), self._worth_retrying(error, call)
+                return error, _retry_after(response), _worth_retrying(error, call)
         except CONNECTION_ERRORS as error:
             sent = not isinstance(error, aiohttp.ClientConnectorError)
-            return unreachable(self.connection, call.what, error), None, call.repeatable or not sent
-
-    def _worth_retrying(self, error: KubeError, call: ApiCall) -> bool:
-        if error.status == HTTPStatus.UNAUTHORIZED:
-            return self.connection.refused()
-        if error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-            return True
-        return isinstance(error, Unavailable) and call.repeatable
+            return unreachable(self.server, call.what, error), None, call.repeatable or not sent
 
 
-def unreachable(connection: Connection, what: str, error: BaseException) -> Unavailable:
+def _worth_retrying(error: KubeError, call: ApiCall) -> bool:
+    if error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        return True
+    return isinstance(error, Unavailable) and call.repeatable
+
+
+def unreachable(server: str, what: str, error: BaseException) -> Unavailable:
     """The error of a call that got no answer."""
     why = str(error) or type(error).__name__
-    return Unavailable(f"{what}: no answer from the API server {connection.server}: {why}")
+    return Unavailable(f"{what}: no answer from the API server {server}: {why}")
 
 
 def error_of(what: str, status: int, text: str) -> KubeError:

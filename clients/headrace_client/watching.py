@@ -1,5 +1,8 @@
 """A watch that never ends by itself: list, then stream; after an interruption resume, after 410 list again.
 
+Not the watch of the `kubernetes` package: after 410 it asks once more with the same version and then gives up, a line
+longer than its buffer breaks it, and a connection that fell silent stays silent.
+
 States: list -> stream -> (stream ends, is silent, or breaks) stream from the last version -> (410) list.
 """
 
@@ -147,8 +150,6 @@ class Watcher:
         LOG.warning("watch of %s goes on after: %s", self._options.what, error)
         if self._options.on_error is not None:
             self._options.on_error(error)
-        if error.status == HTTPStatus.UNAUTHORIZED:
-            self._transport.connection.refused()
         await self._options.retry.sleep(self._options.retry.delay(failures))
 
     async def _relist(self) -> list[WatchEvent]:
@@ -172,17 +173,17 @@ class Watcher:
         """Events of one connection until it ends. Raises `Gone` or another `KubeError`."""
         call = self._call()
         # The server ends the stream first; the client's limit is for a server that forgot.
-        timeout = aiohttp.ClientTimeout(total=self._options.stream_seconds + 30, sock_connect=30)
+        limits = aiohttp.ClientTimeout(total=self._options.stream_seconds + 30, sock_connect=30)
         empty = True
         try:
-            async with self._transport.start(call, timeout=timeout) as response, _aborted_after(response):
+            async with self._transport.exchange(call, limits=limits) as response, _aborted_after(response):
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise error_of(call.what, response.status, await response.text())
                 async for line in self._lines(response):
                     yield self._event(line)
                     empty = False
         except CONNECTION_ERRORS as error:
-            raise unreachable(self._transport.connection, call.what, error) from error
+            raise unreachable(self._transport.server, call.what, error) from error
         if empty:
             # A server or proxy that ends each stream at once must not be asked in a tight loop.
             raise Unavailable(f"{call.what}: the stream ended without an event")

@@ -1,4 +1,4 @@
-"""Every name that two parts must agree on: group, labels, ports, children, field managers, images, keys.
+"""Every name that two parts must agree on: group, labels, ports, children, field managers, keys.
 
 Only constants and pure functions; nothing here imports the models.
 """
@@ -25,7 +25,6 @@ TUNING_RUN_LABEL = f"{GROUP}/tuning-run"
 REVISION_LABEL = f"{GROUP}/revision"
 
 TRACK_STABLE = "stable"
-TRACK_CANARY = "canary"
 TRACK_TRIAL = "trial"
 
 # Field managers of server-side apply.
@@ -46,18 +45,12 @@ CONFIG_KEY = "engine.json"
 CONFIG_PATH = f"{CONFIG_DIR}/{CONFIG_KEY}"
 POD_IP_ENV = "POD_IP"
 ADMIN_TOKEN_ENV = "HEADRACE_ADMIN_TOKEN"  # noqa: S105  (the variable's name)
-PRETEND_GPU_ENV = "HEADRACE_PRETEND_GPU"
 ADMIN_TOKEN_KEY = "token"  # noqa: S105  (the key in the Secret)
 
 # Keys of the other config maps.
 TUNED_KEY = "tuned.json"
 STUDY_KEY = "study.json"
 TRIAL_KEY_PREFIX = "trial-"
-
-# Images, without a tag.
-ENGINE_IMAGE = "headrace/engine"
-OPERATOR_IMAGE = "headrace/operator"
-TUNER_IMAGE = "headrace/tuner"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 
@@ -139,8 +132,3 @@ def stable_selector(service: str) -> dict[str, str]:
 def selector_string(labels: dict[str, str]) -> str:
     """`labels` as the API server's query parameter wants them."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-
-
-def image(repository: str, tag: str) -> str:
-    """Image reference."""
-    return f"{repository}:{tag}"

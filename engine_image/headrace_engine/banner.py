@@ -25,6 +25,7 @@ def startup(engine: Engine, settings: ServerSettings) -> Panel:
     rows = {
         "model": f"{settings.served_name}  ({model.architecture}, {model.num_parameters / 1e6:,.0f} M parameters)",
         "device": f"{where}, {devices.dtype_name(model.dtype)}, {settings.threads} threads",
+        "attention": engine.runner.backend.name,
         "context": f"{engine.max_model_len:,} tokens a request, {cached:,} in the KV cache",
         "sampling": _sampling(engine),
         "knobs": _words({name: value for name, value in config.hot_values().items() if value is not None}),
@@ -69,8 +70,8 @@ def _admin(settings: ServerSettings) -> str:
 
 def step_times(result: dict[str, Any]) -> Table:
     """The calibration as a table, with what each row of it costs."""
-    about = f"{result['model']}, {result['device_name']}, {result['dtype']}, {result['threads']} threads"
-    table = Table(title=f"Step times: {about}")
+    where = f"{result['device_name']}, {result['dtype']}, {result['threads']} threads"
+    table = Table(title=f"Step times: {result['model']}, {where}, {result['attention_backend']} attention")
     for name in ("step", "milliseconds", "tokens/s"):
         table.add_column(name, justify="right" if name != "step" else "left")
     for kind in ("decode", "prefill"):

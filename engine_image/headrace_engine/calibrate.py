@@ -14,9 +14,9 @@ from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_core.sim.calibration import TABLES
 from headrace_engine import device as devices
-from headrace_engine.engine import load
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.engine import load, pick_attention
 from headrace_engine.loop.runner import ModelRunner
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.weights import find_source
 
 CONTEXT = 128  # tokens that each decoding sequence has behind it
@@ -45,7 +45,7 @@ def calibrate(
     blocks = max(DECODES[-1] * (CONTEXT // config.block_size + 1), PREFILLS[-1] // config.block_size + 1) + 1
     stored = devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype)
     pool = make_pool(layers, num_blocks=blocks, block_size=config.block_size, device=loaded.device, dtype=stored)
-    runner = ModelRunner(loaded, pool)
+    runner = ModelRunner(loaded, pool, pick_attention(loaded, layers, config))
     seconds: dict[str, dict[str, float]] = {kind: {} for kind in TABLES}
     for case in (*decodes, *prefills):
         took = _time(runner, _step(case, config.block_size, vocabulary=loaded.vocab_size))
@@ -58,6 +58,7 @@ def calibrate(
         "pretend_gpu": devices.pretends_gpu(),
         "dtype": devices.dtype_name(loaded.dtype),
         "cpu_features": list(devices.cpu_features()),
+        "attention_backend": runner.backend.name,
         "threads": torch.get_num_threads(),
         "parameters": loaded.num_parameters,
         "context": CONTEXT,

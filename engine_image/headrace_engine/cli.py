@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from headrace_api.engine_exit import TERMINATION_LOG, EngineExit
 from headrace_core.knobs.table import KNOBS, Knob, KnobKind, KnobValue
 from headrace_engine.errors import EngineError, SettingsError
 from headrace_engine.model import demo as demo_model
@@ -31,12 +32,20 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """An error that a person can act on is one line and exit code 2."""
+    """An error that a person can act on is one line and exit code 2. In a pod, the operator reads its kind."""
     try:
         yield
     except EngineError as error:
+        write_termination_log(error)
         errors.print(f"[bold red]error:[/] {str(error).replace('[', chr(92) + '[')}")
         raise typer.Exit(2) from error
+
+
+def write_termination_log(error: EngineError, path: Path = Path(TERMINATION_LOG)) -> None:
+    """Tell the kubelet why the engine gives up. Outside a pod there is no such file, and nothing is written."""
+    with suppress(OSError):
+        if path.is_file():
+            path.write_text(EngineExit(error.exit_kind, str(error)).to_text(), encoding="utf-8", errors="replace")
 
 
 def _knob_parameter(knob: Knob) -> inspect.Parameter:
@@ -185,7 +194,7 @@ def _run_server(settings: ServerSettings) -> None:
             errors.print(banner.first_request(settings), markup=False, soft_wrap=True)
         about = {
             "model": settings.served_name, "dtype": str(engine.model.dtype), "device": str(engine.model.device),
-            "sampling": engine.sampling.differences,
+            "attention_backend": engine.runner.backend.name, "sampling": engine.sampling.differences,
         }  # fmt: skip
         log.info(
             "ready", extra=about | {"host": settings.host, "port": settings.port, "admin_port": settings.admin_port}

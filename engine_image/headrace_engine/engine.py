@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.trace.record import RecordingScheduler
 from headrace_engine import device as devices
+from headrace_engine.attention.base import AttentionBackend
+from headrace_engine.attention.kv_cache import KvPool, LayerShape, block_bytes, make_pool
+from headrace_engine.attention.registry import needs_of, pick
 from headrace_engine.errors import SettingsError
-from headrace_engine.loop.calls import ObservedLoop
 from headrace_engine.loop.engine_loop import EngineLoop
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.recording import open_recording
@@ -24,7 +27,6 @@ from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_engine.model import peaks
 from headrace_engine.model.generation import OPENAIS, SuggestedSampling
-from headrace_engine.model.kv_cache import KvPool, LayerShape, block_bytes, make_pool
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.rope import check_rope_length, pin_rope
 from headrace_engine.model.shape import model_shape
@@ -54,12 +56,25 @@ class Engine:
 def load(
     source: WeightSource, config: EngineConfig, *, device: torch.device
 ) -> tuple[LoadedModel, dict[int, LayerShape]]:
-    """Load and probe the model of `source`. Raises `ModelError`."""
+    """Load and probe the model of `source`, on the attention backend that `config` asks for. Raises `EngineError`."""
     dtype = devices.pick_dtype(config.dtype, device, devices.cpu_features())
     loaded = load_model(source, device=device, dtype=dtype)
     if config.max_model_len is not None:
         check_rope_length(loaded.module, config.max_model_len)
-    return loaded, probe(loaded, kv_dtype=devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype))
+    layers = probe(
+        loaded, kv_dtype=devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype), block_size=config.block_size,
+        backend=config.attention_backend,
+    )  # fmt: skip
+    return loaded, layers
+
+
+def pick_attention(loaded: LoadedModel, layers: Mapping[int, LayerShape], config: EngineConfig) -> AttentionBackend:
+    """The attention backend for a probed model under `config`. Raises `SettingsError` with what a named one lacks."""
+    kv_dtype = devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype)
+    needs = needs_of(
+        layers, device=loaded.device, dtype=loaded.dtype, kv_dtype=kv_dtype, block_size=config.block_size
+    )  # fmt: skip
+    return pick(config.attention_backend, needs)
 
 
 def assemble(
@@ -73,7 +88,7 @@ def assemble(
     peak = peaks.measure(loaded.device, loaded.dtype)  # before the KV pool takes the memory
     pool, config = size_pool(loaded, layers, config)
     max_model_len = int(config.max_model_len or 0)
-    runner = ModelRunner(loaded, pool)
+    runner = ModelRunner(loaded, pool, pick_attention(loaded, layers, config))
     started_at = time.time()  # noqa: TID251  (reported, never compared with the engine's clock)
     metrics = EngineMetrics(served_name, slo, max_model_len=max_model_len)
     metrics.set_identity(
@@ -83,7 +98,7 @@ def assemble(
     metrics.set_cache(config, pool.num_blocks)
     metrics.set_model(model_shape(loaded, layers, kv_dtype=pool.dtype), peak)
     scheduler = _scheduler(loaded, pool, config, max_model_len=max_model_len, record=record)
-    loop = ObservedLoop(scheduler, runner, metrics, revision=revision)
+    loop = EngineLoop(scheduler, runner, metrics, revision=revision)
     metrics.watch_step(loop.step_age)
     return Engine(
         model=loaded, config=config, runner=runner, loop=loop, metrics=metrics, max_model_len=max_model_len,

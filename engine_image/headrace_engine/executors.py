@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import TypeVar
 
 T = TypeVar("T")
-LONG_CHARS = 32 << 10  # work on more text than this goes to the other lane
+LONG_CHARS = 32 << 10  # work on more text than this goes to the other thread
 
 
 class Executor(StrEnum):
-    """Each lane is one thread with a queue: what is long waits for what is long, not what is short."""
+    """One thread with a queue each, so that long work waits only for long work."""
 
     SHORT = "short"
     LONG = "long"
@@ -25,17 +25,18 @@ class Executors:
 
     def __init__(self) -> None:
         self._threads = {
-            lane: ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"headrace-{lane}") for lane in Executor
+            executor: ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"headrace-{executor}")
+            for executor in Executor
         }
 
-    async def run(self, function: Callable[[], T], *, lane: Executor) -> T:
-        """The result of `function`, run in a lane."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads[lane], function)
+    async def run(self, function: Callable[[], T], *, executor: Executor) -> T:
+        """The result of `function`, run in that thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads[executor], function)
 
     async def run_sized(self, function: Callable[[], T], *, size: int) -> T:
-        """The same, in the lane for work on `size` characters."""
-        return await self.run(function, lane=Executor.LONG if size > LONG_CHARS else Executor.SHORT)
+        """The same, in the thread for work on `size` characters."""
+        return await self.run(function, executor=Executor.LONG if size > LONG_CHARS else Executor.SHORT)
 
     async def unless_small(self, function: Callable[[], T], *, size: int) -> T:
-        """At once if `size` is small, else in the long lane: a thread costs more than a little work."""
-        return await self.run(function, lane=Executor.LONG) if size > LONG_CHARS else function()
+        """At once if `size` is small, else in the long thread: changing threads costs more than a little work."""
+        return await self.run(function, executor=Executor.LONG) if size > LONG_CHARS else function()

@@ -1,4 +1,4 @@
-"""What the engine loop tells the HTTP side about one request, as events on its queue.
+"""What the engine loop tells the HTTP side about each generation of a call, as events into its sink.
 
 [PromptScored] -> Delta* -> Done. Each generated token is in exactly one Delta or in the Done; text may come later than
 its token (half a character, a possible stop string), so `text` can be empty while `tokens` is not.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from headrace_core.scheduler.events import FinishReason
 
@@ -78,3 +79,10 @@ class Done:
 
 
 Event = PromptScored | Delta | Done
+
+
+class EventSink(Protocol):
+    """Where the events of a call's generations go. Called by the event loop, in the order of the events."""
+
+    def put(self, index: int, event: Event) -> None:
+        """An event of generation `index` of the call."""

@@ -13,25 +13,23 @@ from dataclasses import replace
 from typing import NoReturn
 
 import torch
-from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from headrace_engine import device as devices
 from headrace_engine.daemon import in_daemon
 from headrace_engine.engine import Engine, assemble, load
-from headrace_engine.http import errors as http_errors
 from headrace_engine.http import tracing
 from headrace_engine.http.access_log import CallLog
-from headrace_engine.http.admin import admin_router
+from headrace_engine.http.admin import admin_routes
 from headrace_engine.http.auth import ApiKeys, KeyGuard
 from headrace_engine.http.cross_origin import cross_origin
-from headrace_engine.http.health import health_router
+from headrace_engine.http.errors import application
+from headrace_engine.http.health import health_routes
 from headrace_engine.http.limits import MAX_BODY_BYTES, STALL_SECONDS, BodyLimit
 from headrace_engine.http.listener import bind, http_server
 from headrace_engine.http.state import ServerState
 from headrace_engine.model.generation import OPENAIS
-from headrace_engine.openai.openapi import openapi_router
+from headrace_engine.openai.openapi import openapi_route
 from headrace_engine.openai.routes import OpenAiApi
 from headrace_engine.settings import ServerSettings
 
@@ -46,28 +44,16 @@ def serving_app(
     max_bytes: int = MAX_BODY_BYTES, stall_seconds: float = STALL_SECONDS, origins: Sequence[str] = (),
 ) -> ASGIApp:  # fmt: skip
     """Routes of the serving port: call log > browsers' questions > limits > API key > routes."""
-    app = FastAPI(title="Headrace engine", openapi_url=None)
-    http_errors.install(app)
-    for router in (health_router(state), openapi_router(guarded=keys is not None), OpenAiApi(state).router):
-        _answer_heads(router)
-        app.include_router(router)
+    routes = [*health_routes(state), openapi_route(guarded=keys is not None), *OpenAiApi(state).routes]
+    app = application(routes)
     guarded: ASGIApp = app if keys is None else KeyGuard(app, keys=keys)
     limited = BodyLimit(guarded, max_bytes=max_bytes, stall_seconds=stall_seconds)
     return CallLog(cross_origin(limited, origins) if origins else limited, state=state, tracing=traces)
 
 
-def _answer_heads(router: APIRouter) -> None:
-    """Answer HEAD wherever there is GET: load balancers ask by either."""
-    for route in router.routes:
-        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
-            route.methods.add("HEAD")
-
-
 def admin_app(state: ServerState, *, token: str | None, loopback: bool) -> ASGIApp:
     """Routes of the admin port."""
-    app = FastAPI(title="Headrace engine admin", openapi_url=None)
-    http_errors.install(app)
-    app.include_router(admin_router(state, token=token, loopback=loopback))
+    app = application(admin_routes(state, token=token, loopback=loopback))
     return CallLog(BodyLimit(app), state=state)
 
 

@@ -1,6 +1,5 @@
-"""The operator: InferenceServices become engines, TuningRuns become studies and measured rollouts.
+"""The operator: InferenceServices become engines, TuningRuns become studies whose proposals are rolled out.
 
-Pure: effective, tuned, pod_template, desired, plan, observe, readiness, status, verdict, rollout, tuning_desired,
-tuning_checks, tuning_status. I/O: engines, measure, events, writer. Shell: workqueue, reconciler, tuning_reconciler,
-handlers (Kopf), app.
+Kopf fills a cache and a queue (`runtime`); a controller takes a key, plans, applies, and writes one status. Only
+controllers, `cluster.apply`, `cluster.events`, `engines.headrace_admin` and `rollout.windows` do I/O; the rest is pure.
 """

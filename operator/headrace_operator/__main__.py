@@ -12,8 +12,8 @@ import typer
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_operator.app import App, configure_logs
-from headrace_operator.service.pod import Images
 from headrace_operator.settings import (
+    Images,
     LogFormat,
     OperatorSettings,
     OperatorSettingsError,

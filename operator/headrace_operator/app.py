@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import aiohttp
 import kopf
 from aiohttp import web
 
 from headrace_api import names
+from headrace_api.v1alpha1.inferenceservice import EngineKind
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_client.prom import Prometheus
 from headrace_client.resources import INFERENCE_SERVICES, TUNING_RUNS
 from headrace_operator.cluster.apply import Writer
 from headrace_operator.cluster.events import EventPoster
-from headrace_operator.engines.headrace import Engines
+from headrace_operator.dependencies import Dependencies
+from headrace_operator.engines.base import EngineApi
+from headrace_operator.engines.registry import engine_apis
 from headrace_operator.metrics import Metrics
-from headrace_operator.protocols import EngineApi, WindowMetrics
+from headrace_operator.rollout.controller import RolloutController
+from headrace_operator.rollout.measurement import WindowMetrics
 from headrace_operator.rollout.windows import PrometheusWindows
 from headrace_operator.runtime.cache import IndexCache
 from headrace_operator.runtime.handlers import build_registry, configure
 from headrace_operator.runtime.worker import ObjectReference, WorkerPool
-from headrace_operator.service.controller import Dependencies, ServiceController
+from headrace_operator.service.controller import ServiceController
 from headrace_operator.settings import LogFormat, OperatorSettings
 from headrace_operator.tuning.controller import RunController
 
+T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 CRD_SECONDS = 60.0
 
@@ -54,7 +59,7 @@ class App:
         self.settings = settings
         self.kube = kube
         self.metrics = Metrics()
-        self.engines: EngineApi | None = None
+        self.engines: Mapping[EngineKind, EngineApi] | None = None
         self.windows: WindowMetrics | None = None
 
     async def run(self, stop: asyncio.Event | None = None, ready: asyncio.Event | None = None) -> None:
@@ -100,7 +105,7 @@ class App:
     @asynccontextmanager
     async def _clients(self) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as session:
-            self.engines = self.engines or Engines(session)
+            self.engines = self.engines or engine_apis(session)
             url = self.settings.prometheus_url
             self.windows = self.windows or PrometheusWindows(Prometheus(url, session=session) if url else None)
             yield
@@ -121,34 +126,38 @@ class App:
         finally:
             await runner.cleanup()
 
-    async def _start(self, view: IndexCache) -> WorkerPool:
+    async def _start(self, cache: IndexCache) -> WorkerPool:
         loop = asyncio.get_running_loop()
-        tools = Dependencies(
+        writer = Writer(self.kube, cache, clock=loop.time)
+        engines = self._given(self.engines)
+        dependencies = Dependencies(
             kube=self.kube,
-            view=view,
-            engines=self._given(self.engines),
-            metrics=self._given(self.windows),
+            cache=cache,
+            engines=engines,
+            rollout=RolloutController(
+                cache=cache, writer=writer, engines=engines, metrics=self._given(self.windows), now=_now
+            ),
             settings=self.settings,
-            writer=Writer(self.kube, view, clock=loop.time),
+            writer=writer,
             events=EventPoster(self.kube, _now),
             now=_now,
             clock=loop.time,
         )
         reconcilers = {
-            names.INFERENCE_SERVICE_KIND: ServiceController(tools).reconcile,
-            names.TUNING_RUN_KIND: RunController(tools).reconcile,
+            names.INFERENCE_SERVICE_KIND: ServiceController(dependencies).reconcile,
+            names.TUNING_RUN_KIND: RunController(dependencies).reconcile,
         }
-        shell = WorkerPool(reconcilers=reconcilers, metrics=self.metrics, resync_seconds=self.settings.resync_seconds)
-        self.metrics.watch_queue(lambda: shell.queue.depth, shell.queue.oldest)
-        self.metrics.watch_objects(view.all_services, view.all_runs)
-        shell.start(self.settings.workers)
-        return shell
+        workers = WorkerPool(reconcilers=reconcilers, metrics=self.metrics, resync_seconds=self.settings.resync_seconds)
+        self.metrics.watch_queue(lambda: workers.queue.depth, workers.queue.oldest)
+        self.metrics.watch_objects(cache.all_services, cache.all_runs)
+        workers.start(self.settings.workers)
+        return workers
 
     @staticmethod
-    def _given(port: Any) -> Any:
-        if port is None:
+    def _given(client: T | None) -> T:
+        if client is None:
             raise RuntimeError("the clients are not open")
-        return port
+        return client
 
 
 def _now() -> datetime:

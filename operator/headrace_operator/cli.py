@@ -19,6 +19,7 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_client.errors import KubeError
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS, INFERENCE_SERVICES, TUNING_RUNS
+from headrace_core.errors import HeadraceError
 from headrace_core.knobs.resolve import ConfigError
 from headrace_operator.rollout.revisions import read_active_revision
 from headrace_operator.service.effective_config import KnobSource, effective_config
@@ -135,16 +136,16 @@ async def _explain(name: str, context: str | None, namespace: str | None) -> lis
         body = await kube.get(INFERENCE_SERVICES, name, where)
         if body is None:
             raise KubeError(f"InferenceService {where}/{name} does not exist; headrace status -A lists all")
-        tuned = read_active_revision(await kube.get(CONFIG_MAPS, names.tuned_config_map(name), where))
+        active = read_active_revision(await kube.get(CONFIG_MAPS, names.tuned_config_map(name), where))
     service = InferenceService.read(body)
     fields = body["metadata"].get("managedFields") or ()
-    return explain_config(service, effective_config(service, tuned), tuned=tuned, managed_fields=fields)
+    return explain_config(service, effective_config(service, active), active=active, managed_fields=fields)
 
 
 def _answer(question: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(question)
-    except (KubeError, InvalidResource, ConfigError, ValueError) as error:
+    except (HeadraceError, InvalidResource, ConfigError, ValueError) as error:
         Console(stderr=True).print(f"[red]{escape(str(error))}[/red]")
         raise typer.Exit(1) from None
 

@@ -1,16 +1,12 @@
-"""What the reconcilers ask of the world: `headrace_client` and Kopf's indexes, or doubles in tests."""
+"""What the reconcilers ask of the cluster: `headrace_client` and Kopf's indexes, or doubles in tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from headrace_client.engine import EngineState, Keep, SloValues
 from headrace_client.resources import ApiResource
-from headrace_core.knobs.table import KnobValue
-from headrace_operator.rollout.analysis import WindowReading
 
 
 class Key(NamedTuple):
@@ -65,22 +61,6 @@ class KubeApi(Protocol):
         """Delete, with what it owns; a missing object is fine."""
 
 
-class EngineApi(Protocol):
-    """Running engines."""
-
-    async def read(self, address: str, *, token: str) -> EngineState:
-        """Config in force. Raises `EngineError`."""
-
-    async def change(
-        self, address: str, *, token: str, knobs: Mapping[str, KnobValue], slo: SloValues | Keep | None, revision: str,
-        generation: int,
-    ) -> EngineState:  # fmt: skip
-        """Change hot knobs and the SLO set if the generation is still the given one. Raises `EngineError`."""
-
-    async def one_token(self, url: str, *, model: str) -> None:
-        """Generate one token through a Service. Raises `EngineError`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowQuery:
     """One window on some pods, each under one config generation. Times in Unix seconds."""
@@ -89,13 +69,3 @@ class WindowQuery:
     generations: Mapping[str, int]  # by pod name
     start: float
     end: float
-
-
-class WindowMetrics(Protocol):
-    """Prometheus."""
-
-    async def read(self, query: WindowQuery, *, now: datetime) -> WindowReading:
-        """What the window showed, or why that cannot be said (yet)."""
-
-    async def waiting(self, namespace: str, pods: Sequence[str]) -> float | None:
-        """Requests in the queues of some pods now, by pod name; None where that is not known."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from headrace_operator.service.pod import Images
+from headrace_core.errors import HeadraceError
 
 MIN_TOKEN_LENGTH = 16
 
@@ -16,6 +16,15 @@ class LogFormat(StrEnum):
 
     JSON = "json"
     TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """Images and how they are pulled."""
+
+    engine: str
+    tuner: str
+    pull_policy: str = "IfNotPresent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +43,7 @@ class OperatorSettings:
     resync_seconds: float = 420.0
 
 
-class OperatorSettingsError(ValueError):
+class OperatorSettingsError(HeadraceError):
     """A setting that cannot be used; the message says which, why and what to do."""
 
 

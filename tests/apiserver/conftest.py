@@ -26,12 +26,6 @@ CRD_FOLDER = HERE.parents[1] / "crds"
 _NUMBERS = itertools.count(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.apiserver)
-
-
 @pytest.fixture(scope="session")
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     found = find_all(cache_root(os.environ), os.environ, API_SERVER_PROGRAMS)

@@ -6,6 +6,7 @@ status and pods, and an engine by a small server with the real knob rules.
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +26,8 @@ from headrace_core.knobs.table import KNOBS
 
 RULES = yaml.safe_load((Path(headrace_operator.__file__).parent / "rbac.yaml").read_text())["rules"]
 ACCOUNT = "operator"
+# The child processes run this tree's code also where another one is installed.
+PACKAGES = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PATH": "/usr/bin:/bin"}
 
 
 async def command_line(kubeconfig: Path, *arguments: str) -> str:
@@ -36,7 +39,7 @@ async def command_line(kubeconfig: Path, *arguments: str) -> str:
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin:/bin", "COLUMNS": "220"},
+        env={**PACKAGES, "KUBECONFIG": str(kubeconfig), "COLUMNS": "220"},
     )
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
@@ -128,7 +131,7 @@ async def operator(
             *arguments,
             stdout=output,
             stderr=output,
-            env={"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+            env={**PACKAGES, "KUBECONFIG": str(kubeconfig), "HOME": str(folder)},
         )
     try:
         yield Operator(process, log, health, metrics)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from kube_patches import merge_patch
 
 from headrace_client import resources as res
 from headrace_client.kube import Kube
@@ -93,7 +94,7 @@ async def assert_children(kube: Kube, namespace: str) -> None:
 async def hot_change(kube: Kube, namespace: str, engine: Engine) -> None:
     before = await kube.get(res.DEPLOYMENTS, "chat", namespace)
     patch = {"spec": {"engine": {"config": {"prefillChunkSize": 64}}, "slo": {"ttft": {"threshold": "1700ms"}}}}
-    await kube.merge_patch(res.INFERENCE_SERVICES, "chat", namespace, patch=patch)
+    await merge_patch(kube, res.INFERENCE_SERVICES, "chat", namespace, patch=patch)
     done = await until(
         kube,
         res.INFERENCE_SERVICES,
@@ -121,14 +122,14 @@ async def assert_told(kubeconfig: Path, namespace: str) -> None:
 
 async def bad_spec(kube: Kube, namespace: str) -> None:
     patch = {"spec": {"model": {"uri": "s3://bucket/model"}}}
-    await kube.merge_patch(res.INFERENCE_SERVICES, "chat", namespace, patch=patch)
+    await merge_patch(kube, res.INFERENCE_SERVICES, "chat", namespace, patch=patch)
     refused = await until(
         kube, res.INFERENCE_SERVICES, namespace, holds=lambda body: current(body, "SpecValid")["status"] == "False"
     )
     assert condition(refused, "SpecValid")["reason"] == "UnsupportedModel"
     assert condition(refused, "Ready")["reason"] == "SpecNotValid"
     good = {"spec": {"model": {"uri": "file:///models/tiny"}}}
-    await kube.merge_patch(res.INFERENCE_SERVICES, "chat", namespace, patch=good)
+    await merge_patch(kube, res.INFERENCE_SERVICES, "chat", namespace, patch=good)
     await until(kube, res.INFERENCE_SERVICES, namespace, holds=lambda body: current(body, "Ready")["status"] == "True")
 
 
@@ -145,7 +146,7 @@ async def assert_quiet(kube: Kube, namespace: str, running: Operator) -> None:
     events = await kube.list(res.EVENTS, namespace)
     assert {"Serving", "UnsupportedModel"} <= {event["reason"] for event in events}
     patch = {"metadata": {"labels": {"poke": "1"}}}
-    await kube.merge_patch(res.INFERENCE_SERVICES, "chat", namespace, patch=patch)
+    await merge_patch(kube, res.INFERENCE_SERVICES, "chat", namespace, patch=patch)
     await asyncio.sleep(1.0)  # the operator sees the poke, and must find nothing to do
     assert await child_versions(kube, namespace) == versions
     lines = running.lines()

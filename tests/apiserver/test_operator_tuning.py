@@ -3,11 +3,11 @@
 import json
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kube_patches import apply_status
 
 from headrace_client import resources as res
 from headrace_client.errors import Forbidden
@@ -81,7 +81,7 @@ async def test_a_run_from_the_trial_to_the_proposal(
 async def play_job(kube: Kube, namespace: str) -> None:
     """As the Job's ServiceAccount: it can write its records and read its run, and nothing else."""
     user = {"Impersonate-User": f"system:serviceaccount:{namespace}:tune-tuner"}
-    async with Kube(replace(kube.connection, impersonate=user)) as job:
+    async with Kube(kube.connection, headers=user) as job:
         run = await job.get(res.TUNING_RUNS, "tune", namespace)
         assert run
         assert await job.get(res.INFERENCE_SERVICES, "chat", namespace)
@@ -98,7 +98,7 @@ async def play_job(kube: Kube, namespace: str) -> None:
         with pytest.raises(Forbidden):
             await job.get(res.CONFIG_MAPS, "chat-engine", namespace)
         with pytest.raises(Forbidden):
-            await job.apply_status({**run, "metadata": {"name": "tune", "namespace": namespace}}, field_manager="x")
+            await apply_status(job, {**run, "metadata": {"name": "tune", "namespace": namespace}}, field_manager="x")
         # Records that somebody deleted can be made again, by that name only.
         await kube.delete(res.CONFIG_MAPS, "tune-records", namespace)
         study = {"phase": "Proposed", "message": "better", "total": 20, "verdict": "Improved"}

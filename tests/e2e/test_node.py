@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from kube_patches import merge_patch
 
 from headrace_client.kube import Kube
 from headrace_client.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, JOBS, PODS, SERVICES
@@ -140,7 +141,7 @@ async def test_a_deployment_serves_its_config_map_through_its_service(kube: Kube
     assert await first_words(kube, running[0]["metadata"]["name"]) == (
         f"serving as 65532 on {running[0]['status']['podIP']}\n"
     )
-    await kube.merge_patch(CONFIG_MAPS, "mill", NAMESPACE, patch={"data": {"greeting": "goodbye"}})
+    await merge_patch(kube, CONFIG_MAPS, "mill", NAMESPACE, patch={"data": {"greeting": "goodbye"}})
     while await fetch(url) != "goodbye":
         await poll()
 
@@ -148,7 +149,7 @@ async def test_a_deployment_serves_its_config_map_through_its_service(kube: Kube
 async def test_a_service_without_ready_pods_refuses(kube: Kube):
     service = await kube.get(SERVICES, "mill", NAMESPACE)
     assert service is not None
-    await kube.merge_patch(DEPLOYMENTS, "mill", NAMESPACE, patch={"spec": {"replicas": 0}})
+    await merge_patch(kube, DEPLOYMENTS, "mill", NAMESPACE, patch={"spec": {"replicas": 0}})
     while await pods(kube, "mill"):
         await poll()
     while True:

@@ -12,6 +12,9 @@ from enum import StrEnum
 
 KnobValue = int | float | bool | str | None
 
+AUTO = "auto"  # of choices: by device, model and machine
+ATTENTION_BACKENDS = ("sdpa",)  # fastest first, so auto takes the first that can run a model
+
 
 class KnobClass(StrEnum):
     """What it takes to change a knob of a running engine."""
@@ -294,8 +297,8 @@ KNOBS: tuple[Knob, ...] = (
         kind=KnobKind.CHOICE,
         default="auto",
         klass=RESTART,
-        choices=("auto", "sdpa"),
-        doc="Kernel behind the attention interface.",
+        choices=(AUTO, *ATTENTION_BACKENDS),
+        doc="Kernel that computes attention. auto takes the fastest that can run the model on the device.",
     ),
 )
 

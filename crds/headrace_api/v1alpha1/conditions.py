@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from enum import StrEnum
 
 from pydantic import Field
@@ -184,27 +183,6 @@ class Condition(Model):
     """The metadata.generation that this was judged on."""
     last_transition_time: Timestamp
     """When `status` last changed."""
-
-
-def condition(
-    type_: ConditionType,
-    status: bool | None,
-    *,
-    reason: Reason,
-    message: str,
-    generation: int,
-    now: datetime,
-) -> Condition:
-    """New condition as of `now`; `merge_conditions` keeps the transition time where the status did not change."""
-    state = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}[status]
-    return Condition(
-        type=type_.value,
-        status=state,
-        reason=reason.value,
-        message=message,
-        observed_generation=generation,
-        last_transition_time=now,
-    )
 
 
 def merge_conditions(old: Iterable[Condition], new: Iterable[Condition]) -> list[Condition]:

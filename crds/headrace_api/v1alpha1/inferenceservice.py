@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, Strict
 
@@ -247,12 +247,3 @@ class InferenceService(CustomResource):
         """Whether a GPU is asked for."""
         gpu = self.spec.resources.gpu
         return gpu is not None and gpu.count > 0
-
-    def status_patch(self, status: InferenceServiceStatus) -> dict[str, Any]:
-        """Body that applies `status` to this object."""
-        return {
-            "apiVersion": API_VERSION,
-            "kind": self.kind,
-            "metadata": {"name": self.metadata.name, "namespace": self.metadata.namespace},
-            "status": status.to_kube(),
-        }

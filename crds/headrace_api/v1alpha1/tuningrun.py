@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     ConfigDict,
@@ -292,12 +292,3 @@ class TuningRun(CustomResource):
     """What is searched."""
     status: TuningRunStatus = Field(default_factory=TuningRunStatus)
     """What is observed."""
-
-    def status_patch(self, status: TuningRunStatus) -> dict[str, Any]:
-        """Body that applies `status` to this object."""
-        return {
-            "apiVersion": API_VERSION,
-            "kind": self.kind,
-            "metadata": {"name": self.metadata.name, "namespace": self.metadata.namespace},
-            "status": status.to_kube(),
-        }

@@ -16,11 +16,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace_engine.http.auth import OPEN_PATHS
+from headrace_engine.http.calls import CLIENT_CLOSED, HttpCall
 from headrace_engine.http.errors import answer, unexpected
 from headrace_engine.http.state import ServerPhase, ServerState
 from headrace_engine.http.tracing import Tracing, trace_id
 from headrace_engine.logs import ACCESS
-from headrace_engine.loop.calls import CLIENT_CLOSED, HttpCall
 
 log = logging.getLogger(__name__)
 access = logging.getLogger(ACCESS)
@@ -119,10 +119,10 @@ class _Exchange:
     def _add_headers(self, headers: MutableHeaders) -> None:
         call, engine = self.call, self.state.engine
         headers["x-request-id"] = call.request_id
-        if call.generation is None and engine is not None:
-            call.generation, call.revision = engine.loop.state.generation, engine.loop.state.revision
-        if call.generation is not None:
-            headers["x-headrace-generation"] = str(call.generation)
+        if call.config_generation is None and engine is not None:
+            call.config_generation, call.revision = engine.loop.state.generation, engine.loop.state.revision
+        if call.config_generation is not None:
+            headers["x-headrace-generation"] = str(call.config_generation)
         if call.revision:
             headers["x-headrace-revision"] = quote(call.revision, safe=SAFE, errors="replace")[:MAX_HEADER]
         if self.state.phase is ServerPhase.DRAINING:
@@ -139,7 +139,7 @@ def fields(call: HttpCall) -> dict[str, Any]:
     """The line for a program. Times in seconds."""
     line: dict[str, Any] = {
         "method": call.method, "path": call.path, "status": call.status, "seconds": _rounded(call.seconds),
-        "request_id": call.request_id, "client": call.client, "key": call.key, "generation": call.generation,
+        "request_id": call.request_id, "client": call.client, "key": call.key, "generation": call.config_generation,
         "revision": call.revision,
     }  # fmt: skip
     if call.error is not None:

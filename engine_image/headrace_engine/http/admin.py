@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
-from fastapi import APIRouter, Depends, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from headrace_core.evidence.slo import SloSet
 from headrace_core.knobs.resolve import ConfigError, ConfigProblem, EngineConfig, reconfigure
 from headrace_core.knobs.table import KNOBS, Knob
 from headrace_engine import device as devices
 from headrace_engine.engine import Engine
+from headrace_engine.http.calls import CallRegistry, HttpCall
 from headrace_engine.http.errors import ApiError, invalid
 from headrace_engine.http.limits import too_large
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import CallRegistry, HttpCall
 from headrace_engine.loop.config_state import (
     UNCHANGED,
     ConfigRefusedError,
@@ -50,19 +52,12 @@ class ConfigPatch(BaseModel):
     if_generation: int | None = None
 
 
-def admin_router(state: ServerState, *, token: str | None, loopback: bool) -> APIRouter:
+def admin_routes(state: ServerState, *, token: str | None, loopback: bool) -> list[Route]:
     """The admin routes. Without a token they answer only on loopback."""
 
-    async def allowed(request: Request) -> None:
-        _authorize(request.headers, token=token, loopback=loopback)
-
-    router = APIRouter(dependencies=[Depends(allowed)])
-
-    @router.get("/admin/config")
-    async def read() -> dict[str, Any]:
+    async def read(_: Request) -> dict[str, Any]:
         return _describe(state.loaded())
 
-    @router.patch("/admin/config")
     async def change(request: Request) -> dict[str, Any]:
         engine = state.loaded()
         patch = _parse(await request.body())
@@ -77,14 +72,24 @@ def admin_router(state: ServerState, *, token: str | None, loopback: bool) -> AP
             raise _refusal(error.problems) from error
         return _describe(engine)
 
-    @router.get("/admin/explain")
     async def explain(request: Request) -> dict[str, Any]:
         name = request.query_params.get("request", "")
         if not name:
             raise invalid("name the request: /admin/explain?request=ID", param="request")
         return await _explain(state.loaded(), state.calls, name)
 
-    return router
+    def guarded(handler: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            _authorize(request.headers, token=token, loopback=loopback)
+            return JSONResponse(await handler(request))
+
+        return answer
+
+    return [
+        Route("/admin/config", guarded(read), methods=["GET"]),
+        Route("/admin/config", guarded(change), methods=["PATCH"]),
+        Route("/admin/explain", guarded(explain), methods=["GET"]),
+    ]
 
 
 def _authorize(headers: Headers, *, token: str | None, loopback: bool) -> None:
@@ -155,6 +160,7 @@ def _describe(engine: Engine) -> dict[str, Any]:
         ],
         "device": engine.model.device.type,
         "dtype": devices.dtype_name(engine.model.dtype),
+        "attention_backend": engine.runner.backend.name,
         "pretend_gpu": devices.pretends_gpu(),
         "started_at": engine.started_at,
         "slo": None if state.slo is None else state.slo.to_dict(),
@@ -193,7 +199,7 @@ def _call(call: HttpCall) -> dict[str, Any]:
     return {
         "request_id": call.request_id, "call_id": call.call_id, "method": call.method, "path": call.path,
         "status": call.status or None, "seconds": call.seconds, "ttft": call.ttft, "key": call.key,
-        "client": call.client, "generation": call.generation, "revision": call.revision,
+        "client": call.client, "generation": call.config_generation, "revision": call.revision,
         "prompt_tokens": call.prompt_tokens, "cached_tokens": call.cached_tokens, "output_tokens": call.output_tokens,
         "finish_reasons": call.finish_reasons, "generations": [item.id for item in call.generations],
     }  # fmt: skip

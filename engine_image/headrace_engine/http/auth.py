@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace_engine.errors import SettingsError
+from headrace_engine.http.calls import current_call
 from headrace_engine.http.errors import ApiError, answer
-from headrace_engine.loop.calls import current_call
 
 log = logging.getLogger(__name__)
 FLAG = "--api-key-file"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
 
 from headrace_core.scheduler.events import Rejected, RejectReason
-from headrace_engine.loop.calls import CLIENT_CLOSED, current_call
+from headrace_engine.http.calls import CLIENT_CLOSED, current_call
 from headrace_engine.loop.inbox import EngineDeadError
 from headrace_engine.loop.live_request import RejectedError
 
@@ -68,14 +69,13 @@ def from_rejected(rejected: Rejected) -> ApiError:
     return invalid(rejected.message, param="prompt", code=codes.get(rejected.reason, str(rejected.reason)))
 
 
-def install(app: FastAPI) -> None:
-    """Give every error of `app` the OpenAI body."""
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(RejectedError, _rejected)
-    app.add_exception_handler(EngineDeadError, _dead)
-    app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _unexpected)
+def application(routes: Sequence[BaseRoute]) -> Starlette:
+    """An app of these routes that answers every error with OpenAI's body."""
+    handlers = {
+        ApiError: _api_error, RejectedError: _rejected, EngineDeadError: _dead, HTTPException: _http_exception,
+        ClientDisconnect: _gone, Exception: _unexpected,
+    }  # fmt: skip
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 def answer(error: ApiError) -> JSONResponse:
@@ -115,13 +115,15 @@ async def _dead(_: Request, error: Exception) -> JSONResponse:
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101
     where = f"{request.method} {request.url.path}"
-    allowed = (error.headers or {}).get("Allow", "another method")
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # Starlette has them in no fixed order
     known = {
         404: ("no such route; GET /openapi.json lists those of the serving port", "unknown_route"),
-        405: (f"this route takes {allowed}", "wrong_method"),
+        405: (f"this route takes {headers.get('Allow', 'another method')}", "wrong_method"),
     }
     what, code = known.get(error.status_code, (str(error.detail), "http_error"))
-    return answer(ApiError(error.status_code, f"{where}: {what}", headers=error.headers or {}, code=code))
+    return answer(ApiError(error.status_code, f"{where}: {what}", headers=headers, code=code))
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -3,49 +3,47 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import prometheus_client
 import torch
 import transformers
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from headrace_engine.http.state import ServerState
 from headrace_engine.version import VERSION
 
 
-def health_router(state: ServerState) -> APIRouter:
+def health_routes(state: ServerState) -> list[Route]:
     """The routes that probes and Prometheus ask."""
-    router = APIRouter()
 
-    @router.get("/health/startup")
-    async def startup() -> JSONResponse:
+    async def startup(_: Request) -> Response:
         return _answer(None if state.engine is not None else "the model is still loading")
 
-    @router.get("/health")
-    @router.get("/ping")
-    @router.get("/health/ready")
-    async def ready() -> JSONResponse:
+    async def ready(_: Request) -> Response:
         return _answer(state.not_ready())
 
-    @router.get("/health/live")
-    async def live() -> JSONResponse:
+    async def live(_: Request) -> Response:
         return _answer(state.not_live())
 
-    @router.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         body = b"" if state.engine is None else state.engine.metrics.render()
         return Response(body, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
-    @router.get("/version")
-    async def version() -> dict[str, Any]:
-        return {
+    async def version(_: Request) -> Response:
+        return JSONResponse({
             "version": VERSION, "torch": torch.__version__, "transformers": transformers.__version__,
             "python": sys.version.split()[0],
-        }  # fmt: skip
+        })  # fmt: skip
 
-    return router
+    return [
+        Route("/health/startup", startup),
+        Route("/health/live", live),
+        *(Route(path, ready) for path in ("/health/ready", "/health", "/ping")),
+        Route("/metrics", metrics),
+        Route("/version", version),
+    ]
 
 
 def _answer(problem: str | None) -> JSONResponse:

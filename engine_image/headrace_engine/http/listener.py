@@ -34,7 +34,7 @@ class Server(uvicorn.Server):
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that ends a connection whose request does not come, and answers what is no HTTP in the API's form."""
+    """HTTP/1.1 that closes a connection on which no request comes, and answers bad HTTP with the API's error body."""
 
     head_seconds = HEAD_SECONDS
     _head_timer: asyncio.TimerHandle | None = None
@@ -55,7 +55,7 @@ class Protocol(H11Protocol):
         self._stop_watch()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP request: say so in the API's error form, if an answer can still be sent."""
+        """The client did not send HTTP: answer with the API's error body, if an answer can still be sent."""
         if self.conn.our_state is not h11.IDLE and self.conn.our_state is not h11.SEND_RESPONSE:
             self.transport.close()
             return

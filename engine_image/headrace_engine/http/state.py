@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from headrace_engine.engine import Engine
+from headrace_engine.http.calls import CallRegistry, Clock
 from headrace_engine.http.errors import unavailable
 from headrace_engine.http.heartbeat import Heartbeat
-from headrace_engine.loop.calls import CallRegistry, Clock
 
 LOADING_RETRY, DRAIN_RETRY = 5, 2  # seconds
 

@@ -15,8 +15,9 @@ from typing import Any
 from headrace_core.trace.explain import RequestExplanation
 from headrace_engine.daemon import in_daemon
 from headrace_engine.errors import EngineError
+from headrace_engine.http.calls import CLIENT_CLOSED, HttpCall
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import CLIENT_CLOSED, GenerationRecord, HttpCall
+from headrace_engine.metrics.generation_record import GenerationRecord
 from headrace_engine.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -147,17 +148,19 @@ class Tracing:
         call.span.end(ended)
 
     def _set_status(self, call: HttpCall) -> None:
-        problem = next((item.problem for item in call.generations if item.problem), None)
+        problem = next((item.problem for item in call.generations if item.problem is not None), None)
         if call.status >= 500 or problem is not None:
-            call.span.set_status(self._trace.StatusCode.ERROR, problem or call.error)
+            call.span.set_status(self._trace.StatusCode.ERROR, call.error if problem is None else problem.message)
         if call.status >= 500 or call.status == CLIENT_CLOSED or problem is not None:
-            call.span.set_attribute("error.type", call.error or ("engine_error" if problem else str(call.status)))
+            call.span.set_attribute(
+                "error.type", call.error or ("engine_error" if problem is not None else str(call.status))
+            )
 
     def _attributes(self, call: HttpCall) -> dict[str, Any]:
         found = {
             "http.request.method": call.method, "url.path": call.path, "http.response.status_code": call.status,
             "client.address": call.client, "server.port": self._port, "headrace.request_id": call.request_id,
-            "headrace.config_generation": call.generation, "headrace.revision": call.revision,
+            "headrace.config_generation": call.config_generation, "headrace.revision": call.revision,
         } | (self._gen_ai(call) if call.path in OPERATIONS else {})  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
 
@@ -186,22 +189,26 @@ class Tracing:
 
 
 def stages(generation: GenerationRecord, told: RequestExplanation) -> Iterator[TraceStage]:
-    """Queue, prefill and decode of one generation, as far as it came, from the scheduler's times."""
-    last = told.at if told.ended is None else told.ended
-    about: dict[str, Any] = {"headrace.generation_id": told.request_id}
+    """Queue, prefill and decode of one generation, as far as it came; the scheduler says what it waited for."""
+    started, first = generation.started, generation.first_token
+    last = told.at if generation.ended is None else generation.ended
+    about: dict[str, Any] = {"headrace.generation_id": generation.id}
     waits = {f"headrace.wait.{wait.cause}": wait.seconds for wait in told.waits}
-    yield TraceStage("queue", told.arrival, last if told.started is None else told.started, about | waits)
-    if told.started is None:
+    yield TraceStage("queue", generation.arrival, last if started is None else started, about | waits)
+    if started is None:
         return
     work = {
-        "gen_ai.usage.input_tokens": told.prompt_tokens, "gen_ai.usage.cache_read.input_tokens": told.cached_tokens,
-        "headrace.chunks": told.num_chunks, "headrace.preemptions": told.num_preemptions,
+        "gen_ai.usage.input_tokens": generation.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": generation.cached_tokens,
+        "headrace.chunks": told.num_chunks, "headrace.preemptions": generation.preemptions,
     }  # fmt: skip
-    yield TraceStage("prefill", told.started, last if told.first_token is None else told.first_token, about | work)
-    if told.first_token is not None:
+    yield TraceStage("prefill", started, last if first is None else first, about | work)
+    if first is not None:
         stalls = {f"headrace.stall.{wait.cause}": wait.seconds for wait in told.stalls}
-        ending = {"gen_ai.usage.output_tokens": told.output_tokens, "headrace.finish_reason": str(generation.reason)}
-        yield TraceStage("decode", told.first_token, max(last, told.first_token), about | stalls | ending)
+        ending = {
+            "gen_ai.usage.output_tokens": generation.output_tokens, "headrace.finish_reason": str(generation.reason)
+        }  # fmt: skip
+        yield TraceStage("decode", first, max(last, first), about | stalls | ending)
 
 
 async def _explained(state: ServerState, generation: GenerationRecord) -> RequestExplanation | None:

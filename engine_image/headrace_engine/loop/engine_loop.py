@@ -34,13 +34,12 @@ from headrace_engine.loop.config_state import (
     Unchanged,
 )
 from headrace_engine.loop.inbox import EngineDeadError, Inbox
-from headrace_engine.loop.live_request import LiveRequest, RejectedError, Submission
+from headrace_engine.loop.live_request import LiveRequest, RejectedError
 from headrace_engine.loop.runner import ModelRunner, StepOutput
 from headrace_engine.loop.step_retry import run_step
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_engine.outputs import Done, Event, RequestProblem, RequestProblemKind
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
-from headrace_engine.sampling.token_state import TokenState
 
 log = logging.getLogger(__name__)
 # A device in a bad state (a CUDA error is for the process's life) fails every step: then a restart is the cure.
@@ -61,9 +60,9 @@ class EngineLoop:
         self._runner = runner
         self._metrics = metrics
         self._clock = clock
-        self._active: dict[str, LiveRequest] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._inbox = Inbox()
-        self._outbox: list[tuple[asyncio.Queue[Event], Event]] = []
+        self._outbox: list[tuple[LiveRequest, Event]] = []
         self._keeper = ConfigKeeper(scheduler, metrics, revision=revision)
         self._stopping = False
         self._failed_steps = 0
@@ -103,12 +102,12 @@ class EngineLoop:
         started = self.step_started
         return 0.0 if started is None else self._clock() - started
 
-    async def submit(self, submissions: Sequence[Submission]) -> None:
+    async def submit(self, requests: Sequence[LiveRequest]) -> None:
         """Queue all of them or none. Raises `RejectedError`. If the caller is cancelled, they are aborted."""
         try:
-            await self._inbox.call(lambda: self._submit(submissions))
+            await self._inbox.call(lambda: self._submit(requests))
         except asyncio.CancelledError:
-            self.abort([item.request.request_id for item in submissions])
+            self.abort([each.id for each in requests])
             raise
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -145,7 +144,7 @@ class EngineLoop:
             self._dead = f"the engine stopped: {type(error).__name__}: {error}"
         finally:
             self._dead = self._dead or "the engine is shutting down"
-            self._fail_everybody(self._dead)
+            self._fail_everybody(RequestProblem(self._dead))
             self._inbox.close(self._dead)
 
     def _take_calls(self) -> None:
@@ -177,7 +176,7 @@ class EngineLoop:
         self._unchecked = True
         generation = self._keeper.generation(plan.generation)
         started = self.step_started = self._clock()
-        states = {seq.request_id: self._active[seq.request_id].state for seq in plan.seqs}
+        states = {seq.request_id: self._live[seq.request_id].state for seq in plan.seqs}
         attempt = run_step(self._runner, plan, states)
         now = self._clock()
         self.step_started = None
@@ -191,104 +190,101 @@ class EngineLoop:
 
     def _score_prompts(self, plan: StepPlan, output: StepOutput) -> None:
         for request_id, scores in output.prompt_scores.items():
-            self._active[request_id].score_prompt(scores)
+            self._live[request_id].score_prompt(scores)
         for seq in plan.seqs:
             # A fork has no rows of the prompt: it shares what its sibling was told.
-            lead = self._active.get(seq.fork_of) if seq.fork_of else None
+            lead = self._live.get(seq.fork_of) if seq.fork_of else None
             if lead is not None:
-                self._active[seq.request_id].score_prompt_like(lead)
+                self._live[seq.request_id].score_prompt_like(lead)
 
     def _handle(self, outcomes: Sequence[Outcome], now: float, output: StepOutput = NOTHING) -> None:
         took: list[LiveRequest] = []
         for outcome in outcomes:
-            active = self._active.get(outcome.request_id)
-            if active is None:
+            live = self._live.get(outcome.request_id)
+            if live is None:
                 continue
             match outcome:
                 case Started(at=at, cached_tokens=cached):
-                    active.started(at, cached)
+                    live.record.start(at, cached)
                 case Token():
-                    took.append(active)
-                    self._take(active, outcome, now, output)
+                    took.append(live)
+                    self._take(live, outcome, now, output)
                 case Finished(reason=FinishReason.ERROR):
-                    self._fail(active, now, output.problems.get(outcome.request_id, NOT_NUMBERS))
+                    self._fail(live, now, output.problems.get(outcome.request_id, NOT_NUMBERS))
                 case Finished(reason=reason):
-                    self._end(active, reason, now)
-        for active in took:
-            if self._active.get(active.request.request_id) is active:
-                self._publish_or_end(active, now)
+                    self._end(live, reason, now)
+        for live in took:
+            if self._live.get(live.id) is live:
+                self._publish_or_end(live, now)
 
-    def _take(self, active: LiveRequest, token: Token, now: float, output: StepOutput) -> None:
-        active.times.tokens.append(now)
-        self._metrics.token(active.times, self.state.generation)
+    def _take(self, live: LiveRequest, token: Token, now: float, output: StepOutput) -> None:
+        live.record.token(now)
+        self._metrics.token(live.record, self.state.generation)
         try:
-            active.take(token.token_id, output.scores.get(token.request_id))
+            live.take(token.token_id, output.scores.get(token.request_id))
         except Exception as error:
             log.exception("taking a token failed", extra={"request_id": token.request_id})
             self._scheduler.finish(token.request_id, FinishReason.ERROR, now)
-            self._fail(active, now, RequestProblem(f"{type(error).__name__}: {error}"))
+            self._fail(live, now, RequestProblem(f"{type(error).__name__}: {error}"))
 
-    def _publish_or_end(self, active: LiveRequest, now: float) -> None:
-        if active.is_over:
-            self._scheduler.finish(active.request.request_id, FinishReason.STOP, now)
-            self._end(active, FinishReason.STOP, now)
+    def _publish_or_end(self, live: LiveRequest, now: float) -> None:
+        if live.is_over:
+            self._scheduler.finish(live.id, FinishReason.STOP, now)
+            self._end(live, FinishReason.STOP, now)
         else:
-            self._publish(active, active.tell())
+            self._publish(live, live.tell())
 
-    def _end(self, active: LiveRequest, reason: FinishReason, now: float) -> None:
+    def _end(self, live: LiveRequest, reason: FinishReason, now: float) -> None:
         """The scheduler has ended the request."""
         try:
-            events = active.end(reason)
+            events = live.end(reason)
         except Exception as error:
-            log.exception("the end of a text failed", extra={"request_id": active.request.request_id})
-            self._fail(active, now, RequestProblem(f"{type(error).__name__}: {error}"))
+            log.exception("the end of a text failed", extra={"request_id": live.id})
+            self._fail(live, now, RequestProblem(f"{type(error).__name__}: {error}"))
             return
-        self._forget(active, events, now)
+        self._forget(live, events, now)
 
-    def _fail(self, active: LiveRequest, now: float, problem: RequestProblem) -> None:
-        self._forget(active, active.fail(problem), now, corrupted=problem.kind is RequestProblemKind.NOT_NUMBERS)
+    def _fail(self, live: LiveRequest, now: float, problem: RequestProblem) -> None:
+        self._forget(live, live.fail(problem), now, corrupted=problem.kind is RequestProblemKind.NOT_NUMBERS)
 
-    def _forget(self, active: LiveRequest, events: Sequence[Event], now: float, *, corrupted: bool = False) -> None:
-        request_id, done = active.request.request_id, events[-1]
+    def _forget(self, live: LiveRequest, events: Sequence[Event], now: float, *, corrupted: bool = False) -> None:
+        done = events[-1]
         assert isinstance(done, Done)  # noqa: S101  (the last event of every request)
-        del self._active[request_id]
-        self._publish(active, events)
-        self._metrics.finished(active.times, done.reason, now=now, corrupted=corrupted)
+        del self._live[live.id]
+        live.record.end(done.reason, now, done.problem)
+        self._publish(live, events)
+        self._metrics.finished(live.record, done.reason, now=now, corrupted=corrupted)
 
-    def _publish(self, active: LiveRequest, events: Sequence[Event]) -> None:
-        self._outbox.extend((active.events, event) for event in events)
+    def _publish(self, live: LiveRequest, events: Sequence[Event]) -> None:
+        self._outbox.extend((live, event) for event in events)
 
-    def _submit(self, submissions: Sequence[Submission]) -> None:
+    def _submit(self, requests: Sequence[LiveRequest]) -> None:
         now = self._clock()
         taken: list[str] = []
         try:
-            for item in submissions:
-                self._submit_one(item, now)
-                taken.append(item.request.request_id)
+            for each in requests:
+                self._submit_one(each, now)
+                taken.append(each.id)
         except Exception:
             self._abort(taken)
             raise
 
-    def _submit_one(self, item: Submission, now: float) -> None:
-        request = item.request
-        item.params.check_ids(self._runner.model.vocab_size)
-        state = TokenState(item.params, request.prompt_token_ids)
-        answer = self._scheduler.submit(request, now)
+    def _submit_one(self, live: LiveRequest, now: float) -> None:
+        live.state.params.check_ids(self._runner.model.vocab_size)
+        answer = self._scheduler.submit(live.request, now)
         if isinstance(answer, Rejected):
             self._metrics.rejected(answer.reason, retry_after=answer.retry_after)
             raise RejectedError(answer)
-        times = self._metrics.begin(request, now=now)
-        self._active[request.request_id] = LiveRequest(
-            item, state, times, eos_token_ids=self._runner.model.eos_token_ids
-        )
+        self._metrics.begin(live.record, now=now)
+        self._live[live.id] = live
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         now = self._clock()
         for request_id in request_ids:
-            active = self._active.get(request_id)
-            if active is not None:
+            live = self._live.get(request_id)
+            if live is not None:
                 self._scheduler.finish(request_id, FinishReason.ABORT, now)
-                self._end(active, FinishReason.ABORT, now)
+                self._end(live, FinishReason.ABORT, now)
 
     def _after_change(self) -> None:
         self.stats = self._scheduler.stats()
@@ -305,21 +301,22 @@ class EngineLoop:
         except RuntimeError:
             log.debug("the event loop is closed; %d events are dropped", len(batch))
 
-    def _fail_everybody(self, problem: str) -> None:
+    def _fail_everybody(self, problem: RequestProblem) -> None:
         """Whatever is broken: every waiter gets its last event."""
         now = self._clock()
-        active, self._active = self._active, {}
-        for each in active.values():
-            self._publish(each, each.fail(RequestProblem(problem)))
+        live, self._live = self._live, {}
+        for each in live.values():
+            each.record.end(FinishReason.ERROR, now, problem)
+            self._publish(each, each.fail(problem))
         self._deliver()
         try:
-            for each in active.values():
-                self._metrics.finished(each.times, FinishReason.ERROR, now=now)
+            for each in live.values():
+                self._metrics.finished(each.record, FinishReason.ERROR, now=now)
             self._after_change()
         except Exception:
             log.exception("the last metrics are lost")
 
 
-def _put(batch: Sequence[tuple[asyncio.Queue[Event], Event]]) -> None:
-    for events, event in batch:
-        events.put_nowait(event)
+def _put(batch: Sequence[tuple[LiveRequest, Event]]) -> None:
+    for live, event in batch:
+        live.sink.put(live.record.index, event)

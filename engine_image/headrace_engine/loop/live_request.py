@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace_core.scheduler.events import FinishReason, Rejected, Request
 from headrace_engine.errors import EngineError
-from headrace_engine.metrics.request_times import RequestTimes
-from headrace_engine.outputs import Delta, Done, Event, PromptScored, RequestProblem, TokenScore
+from headrace_engine.metrics.generation_record import GenerationRecord
+from headrace_engine.outputs import Delta, Done, Event, EventSink, PromptScored, RequestProblem, TokenScore
 from headrace_engine.sampling.params import SamplingParams
 from headrace_engine.sampling.token_state import TokenState
 from headrace_engine.text.detokenize import TextStream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A request with all that the scheduler need not know. `events` receives on the asyncio side."""
-
-    request: Request
-    params: SamplingParams
-    text: TextStream
-    events: asyncio.Queue[Event]
 
 
 class RejectedError(EngineError):
@@ -34,33 +23,34 @@ class RejectedError(EngineError):
 
 
 class LiveRequest:
-    """What the loop keeps of a request from its submission to its end. Used by the step thread alone.
+    """The scheduler's request with all that the scheduler need not know. Once submitted, only the step thread uses it.
 
-    `eos_token_ids` are the model's: ending with one of them is no stop reason worth telling.
+    `index` is its number among the generations of its call, whose events all go to `sink`. `eos_token_ids` are the
+    model's: ending with one of them is no stop reason worth telling.
     """
 
     def __init__(
-        self, submission: Submission, state: TokenState, times: RequestTimes, *, eos_token_ids: frozenset[int]
-    ) -> None:
-        self.request = submission.request
-        self.events = submission.events
-        self.times = times
-        self.state = state
-        self.cached_tokens = 0
+        self, request: Request, params: SamplingParams, text: TextStream, *, sink: EventSink, index: int = 0,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        self.request = request
+        self.sink = sink
+        self.record = GenerationRecord.of(request, index=index, temperature=params.temperature, top_p=params.top_p)
+        self.state = TokenState(params, request.prompt_token_ids)
         self.prompt_scores: list[TokenScore] = []
-        self._text = submission.text
+        self._text = text
         self._eos = eos_token_ids
-        self._prompt_told = submission.params.prompt_logprobs is None
+        self._prompt_told = params.prompt_logprobs is None
         self._newest: int | None = None
         # Not told yet:
         self._piece = ""
         self._tokens: list[int] = []
         self._scores: list[TokenScore] = []
 
-    def started(self, at: float, cached_tokens: int) -> None:
-        """The first chunk was planned at `at`, behind `cached_tokens` that were in the cache."""
-        if self.times.started is None:
-            self.times.started, self.cached_tokens = at, cached_tokens
+    @property
+    def id(self) -> str:
+        """The scheduler's name of it."""
+        return self.request.request_id
 
     def score_prompt(self, scores: Sequence[TokenScore]) -> None:
         """Scores of the next tokens of the prompt."""
@@ -115,13 +105,15 @@ class LiveRequest:
     ) -> Done:
         text, tokens, scores = self._untold()
         return Done(
-            text=text, reason=reason, num_output_tokens=len(self.times.tokens), token_ids=tokens, scores=scores,
-            problem=problem, stop_reason=stop_reason, cached_tokens=self.cached_tokens,
+            text=text, reason=reason, num_output_tokens=self.record.output_tokens, token_ids=tokens, scores=scores,
+            problem=problem, stop_reason=stop_reason, cached_tokens=self.record.cached_tokens,
         )  # fmt: skip
 
     def _untold(self) -> tuple[str, tuple[int, ...], tuple[TokenScore, ...]]:
         told = self._piece, tuple(self._tokens), tuple(self._scores)
         self._piece, self._tokens, self._scores = "", [], []
+        if (kept := self.record.text) is not None:
+            kept.append(told[0])
         return told
 
     def _tell_prompt(self) -> list[Event]:

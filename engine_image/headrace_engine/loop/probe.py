@@ -9,24 +9,28 @@ scattered blocks with the model's own eager attention.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from headrace_core.knobs.table import AUTO
 from headrace_core.scheduler.events import ScheduledSeq
+from headrace_engine.attention.base import AttentionBackend
+from headrace_engine.attention.features import Feature
+from headrace_engine.attention.interface import IMPLEMENTATION
+from headrace_engine.attention.kv_cache import LayerShape, make_pool
+from headrace_engine.attention.registry import needs_of, pick
 from headrace_engine.device import dtype_name
 from headrace_engine.errors import ModelError
 from headrace_engine.loop.runner import ModelRunner
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.kv_cache import LayerShape, make_pool
 from headrace_engine.model.loading import LoadedModel
 
 OBSERVED = "headrace_observed"
+BLOCK = 4  # tokens in a block, where the backend has blocks so small
 LENGTHS = (11, 7)
-BLOCK = 4
 TABLES = ((5, 1, 3), (2, 6))
 # Request, first position, end: chunks without and with history beside decodes, and two decodes alone.
 STEPS = (((0, 0, 6), (1, 0, 3)), ((1, 3, 4), (0, 6, 10)), ((1, 4, 5), (0, 10, 11)), ((1, 5, 7),))
@@ -49,16 +53,22 @@ class ProbeCalls:
     asked: list[tuple[torch.Tensor, MaskFunction]] = field(default_factory=list)  # and the mask made from it
 
 
-def probe(model: LoadedModel, *, kv_dtype: torch.dtype | None = None) -> dict[int, LayerShape]:
-    """The KV shape of each layer. Raises `ModelError` naming the architecture where it cannot be served.
+def probe(
+    model: LoadedModel, *, kv_dtype: torch.dtype | None = None, block_size: int = BLOCK, backend: str = AUTO
+) -> dict[int, LayerShape]:
+    """The KV shape of each layer, tried on the backend that will serve it.
 
-    `kv_dtype` is the number format of KV blocks, the model's unless given.
+    `kv_dtype` is the number format of KV blocks, the model's unless given; `backend` is as the knob has it. Raises
+    `ModelError` naming the architecture where it cannot be served, `SettingsError` where the backend cannot run it.
     """
     calls = _observe(model)
     _check_calls(model, calls)
     _check_masks(model, calls)
     stored = kv_dtype or model.dtype
-    error = _error(model, calls.shapes, stored)
+    needs = needs_of(
+        calls.shapes, device=model.device, dtype=model.dtype, kv_dtype=stored, block_size=block_size
+    )  # fmt: skip
+    error = _error(model, calls.shapes, stored, backend=pick(backend, needs), block_size=block_size)
     allowed = max(TOLERANCE[model.dtype], TOLERANCE[stored])
     if not error <= allowed:
         raise ModelError(
@@ -77,7 +87,10 @@ def _observe(model: LoadedModel) -> ProbeCalls:
     def note(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **given: Any) -> Any:
         index = module.layer_idx
         calls.layers.append(index)
-        calls.shapes[index] = LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3])
+        calls.shapes[index] = LayerShape(
+            kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3],
+            features=_features(grouped=query.shape[1] != key.shape[1], given=given),
+        )  # fmt: skip
         calls.windows[index] = given.get("sliding_window")
         calls.masks[index] = attention_mask
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
@@ -91,11 +104,22 @@ def _observe(model: LoadedModel) -> ProbeCalls:
     AttentionMaskInterface.register(OBSERVED, remember)
     with _attention(model, OBSERVED), torch.inference_mode():
         try:
-            ids, positions = _row(model, 0), torch.arange(LENGTHS[0], device=model.device)[None]
+            ids, positions = _row(model, 0, LENGTHS[0]), torch.arange(LENGTHS[0], device=model.device)[None]
             model.module(input_ids=ids, position_ids=positions, use_cache=False, headrace_step=None)
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
             raise _cannot_run(model, error) from error
     return calls
+
+
+def _features(*, grouped: bool, given: Mapping[str, object]) -> frozenset[Feature]:
+    """What a layer asks of its kernel, by the arguments of its call."""
+    asked = {
+        Feature.GROUPED_QUERIES: grouped,
+        Feature.WINDOW: given.get("sliding_window") is not None,
+        Feature.SOFTCAP: given.get("softcap") is not None,
+        Feature.SINKS: given.get("s_aux") is not None,
+    }
+    return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 
 
 def _cannot_run(model: LoadedModel, error: Exception) -> ModelError:
@@ -148,19 +172,29 @@ def _says(mask: MaskFunction, window: int | None) -> bool:
     return True
 
 
-def _error(model: LoadedModel, shapes: dict[int, LayerShape], stored: torch.dtype) -> float:
+def _error(
+    model: LoadedModel, shapes: dict[int, LayerShape], stored: torch.dtype, *, backend: AttentionBackend,
+    block_size: int,
+) -> float:  # fmt: skip
     """Of logits of two requests, chunked and interleaved on our attention, against eager; relative to their spread.
 
-    The median over rows: with experts, one row's near tie may fall to either side.
+    The median over rows: with experts, one row's near tie may fall to either side. In the smallest blocks that the
+    backend has, up to `block_size`: several to a short text.
     """
-    pool = make_pool(shapes, num_blocks=8, block_size=BLOCK, device=model.device, dtype=stored)
-    runner = ModelRunner(model, pool)
+    sizes = (size for size in range(BLOCK, block_size) if size in backend.abilities.block_sizes)
+    block = next(sizes, max(BLOCK, block_size))
+    # Longer by two blocks' difference, the texts still begin, cross and end blocks as they do in blocks of 4.
+    more = 2 * (block - BLOCK)
+    steps = [[(request, start and start + more, end + more) for request, start, end in step] for step in STEPS]
+    rows = [_row(model, request, length + more) for request, length in enumerate(LENGTHS)]
+    pool = make_pool(shapes, num_blocks=8, block_size=block, device=model.device, dtype=stored)
+    runner = ModelRunner(model, pool, backend)
     try:
-        ours = torch.cat([runner.logits([_part(model, *part) for part in step]) for step in STEPS])
+        ours = torch.cat([runner.logits([_part(part, rows[part[0]]) for part in step]) for step in steps])
     except (TypeError, KeyError, ValueError, RuntimeError, IndexError) as error:
         raise _cannot_run(model, error) from error
-    whole = [_plain_logits(model, request) for request in range(len(LENGTHS))]
-    plain = torch.stack([whole[request][end - 1] for step in STEPS for request, _, end in step])
+    whole = [_plain_logits(model, row) for row in rows]
+    plain = torch.stack([whole[request][end - 1] for step in steps for request, _, end in step])
     _check_finite(model, ours, plain=plain, stored=stored)
     tokens = plain[0].isfinite()
     difference = (ours - plain)[:, tokens].float().pow(2).mean(-1).sqrt()
@@ -184,23 +218,24 @@ def _stored(model: LoadedModel, stored: torch.dtype) -> str:
     return "" if stored == model.dtype else f" with KV blocks in {dtype_name(stored)}"
 
 
-def _plain_logits(model: LoadedModel, request: int) -> torch.Tensor:
+def _plain_logits(model: LoadedModel, row: torch.Tensor) -> torch.Tensor:
     with _attention(model, "eager"), torch.inference_mode():
-        logits: torch.Tensor = model.module(input_ids=_row(model, request), use_cache=False).logits
+        logits: torch.Tensor = model.module(input_ids=row, use_cache=False).logits
     return model.of_tokens(logits[0])
 
 
-def _part(model: LoadedModel, request: int, start: int, end: int) -> ScheduledSeq:
-    ids = _row(model, request)[0, start:end].tolist()
+def _part(part: tuple[int, int, int], row: torch.Tensor) -> ScheduledSeq:
+    request, start, end = part
+    ids = row[0, start:end].tolist()
     return ScheduledSeq(
         request_id=str(request), start=start, token_ids=tuple(ids), block_table=TABLES[request], samples=True,
         is_prefill=True,
     )  # fmt: skip
 
 
-def _row(model: LoadedModel, request: int) -> torch.Tensor:
+def _row(model: LoadedModel, request: int, length: int) -> torch.Tensor:
     """Token ids of one made-up request, `[1, length]`."""
-    steps = torch.arange(LENGTHS[request], device=model.device) + 1
+    steps = torch.arange(length, device=model.device) + 1
     return (steps * (7919 + 104_729 * request) % model.vocab_size)[None]
 
 

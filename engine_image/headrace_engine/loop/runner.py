@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from headrace_core.scheduler.events import ScheduledSeq, StepPlan, StepResult
-from headrace_engine.model.attention_step import SequenceRows, make_step
-from headrace_engine.model.kv_cache import KvPool, copy_blocks
+from headrace_engine.attention.base import AttentionBackend
+from headrace_engine.attention.kv_cache import KvPool, copy_blocks
+from headrace_engine.attention.step import SequenceRows, make_step
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.outputs import RequestProblem, TokenScore
 from headrace_engine.sampling.logprobs import score_rows
@@ -55,11 +56,12 @@ class _PromptRows:
 
 
 class ModelRunner:
-    """Runs steps of one model over one KV pool. Used by one thread."""
+    """Runs steps of one model over one KV pool, with one attention backend. Used by one thread."""
 
-    def __init__(self, model: LoadedModel, pool: KvPool) -> None:
+    def __init__(self, model: LoadedModel, pool: KvPool, backend: AttentionBackend) -> None:
         self.model = model
         self.pool = pool
+        self.backend = backend
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, requests: Mapping[str, TokenState | SamplingParams]) -> StepOutput:
@@ -106,7 +108,7 @@ class ModelRunner:
             "input_ids": torch.tensor([ids], dtype=torch.long, device=device),
             "position_ids": step.positions.unsqueeze(0),
             "use_cache": False,
-            "headrace_step": step,
+            "headrace_step": self.backend.prepare(step, self.pool),
         }
         if self.model.keeps_logits:
             inputs["logits_to_keep"] = wanted

@@ -18,7 +18,6 @@ from headrace_core.metric_names import Metric, MetricKind
 from headrace_core.scheduler.events import (
     FinishReason,
     RejectReason,
-    Request,
     SchedulerStats,
     StepPlan,
 )
@@ -26,7 +25,7 @@ from headrace_core.sim.roofline import ModelShape, Peaks
 from headrace_core.sim.step_time import StepTimeModel
 from headrace_engine.metrics import decision_series
 from headrace_engine.metrics.decision_series import DecisionSeries
-from headrace_engine.metrics.request_times import RequestTimes
+from headrace_engine.metrics.generation_record import GenerationRecord
 from headrace_engine.metrics.series import Histogram, SeriesTable, Value
 from headrace_engine.metrics.step_metrics import StepMetrics
 
@@ -56,7 +55,7 @@ class EngineMetrics:
         self._slo_id = ""
         self._targets: dict[str, SloSet] = {}
         self._series: dict[str, DecisionSeries] = {}
-        self._live: dict[str, RequestTimes] = {}
+        self._live: dict[str, GenerationRecord] = {}
         self._revision, self._generation = "", 1
         self._seen: SchedulerStats | None = None
         self._busy = 0.0  # of the generation in force
@@ -138,20 +137,16 @@ class EngineMetrics:
 
     # What happens
 
-    def begin(self, request: Request, *, now: float) -> RequestTimes:
-        """A request was queued at `now`. What is returned goes to `token` and `finished`."""
-        times = RequestTimes(
-            request.arrival, len(request.prompt_token_ids), self._generation, request_id=request.request_id,
-            queued=now, max_tokens=request.max_tokens,
-        )  # fmt: skip
-        lead = self._live.get(request.fork_of) if request.fork_of else None
+    def begin(self, record: GenerationRecord, *, now: float) -> None:
+        """A request was queued at `now`. Its record goes to `token` and `finished` too."""
+        record.queued, record.config_generation = now, self._generation
+        lead = self._live.get(record.fork_of) if record.fork_of else None
         if lead is not None:
-            times.siblings = lead.siblings
-            times.siblings.n += 1
-        self._live[request.request_id] = times
+            record.siblings = lead.siblings
+            record.siblings.n += 1
+        self._live[record.id] = record
         with self._table.lock:
-            self._current.add(names.PROMPT_TOKENS, times.prompt_tokens)
-        return times
+            self._current.add(names.PROMPT_TOKENS, record.prompt_tokens)
 
     def rejected(self, reason: RejectReason, *, retry_after: float | None = None) -> None:
         """A request was refused; `retry_after` are the seconds that its client was told to wait."""
@@ -193,45 +188,46 @@ class EngineMetrics:
             self._grow(names.CACHE_QUERIES, names.VLLM_CACHE_QUERIES, queries)
             self._grow(names.CACHE_HITS, names.VLLM_CACHE_HITS, stats.cache_hits - (seen.cache_hits if seen else 0))
 
-    def token(self, times: RequestTimes, generation: int) -> None:
-        """A token was generated; its time is the last in `times`."""
-        tokens = times.tokens
+    def token(self, record: GenerationRecord, generation: int) -> None:
+        """A token was generated; the record has it already."""
+        gap = record.newest_gap
         with self._table.lock:
             series = self._current if generation == self._generation else self._of(str(generation))
             series.add(names.OUTPUT_TOKENS)
             self._values[names.VLLM_GENERATION_TOKENS.name].value += 1
-            if len(tokens) > 1:
-                self._histograms[names.VLLM_ITL.name].observe(tokens[-1] - tokens[-2])
+            if gap is not None:
+                self._histograms[names.VLLM_ITL.name].observe(gap)
                 return
-            self._histograms[names.VLLM_TTFT.name].observe(tokens[0] - times.arrival)
-            self._values[names.VLLM_PROMPT_TOKENS.name].value += times.prompt_tokens
-            self._values[names.VLLM_PROMPT_CACHED.name].value += times.cached_tokens
+            self._histograms[names.VLLM_TTFT.name].observe(record.ttft or 0.0)
+            self._values[names.VLLM_PROMPT_TOKENS.name].value += record.prompt_tokens
+            self._values[names.VLLM_PROMPT_CACHED.name].value += record.cached_tokens
             source = names.VLLM_PROMPT_BY_SOURCE.name
-            self._children[source, "local_cache_hit"].value += times.cached_tokens
-            self._children[source, "local_compute"].value += times.prompt_tokens - times.cached_tokens
+            self._children[source, "local_cache_hit"].value += record.cached_tokens
+            self._children[source, "local_compute"].value += record.prompt_tokens - record.cached_tokens
 
-    def finished(self, times: RequestTimes, reason: FinishReason, *, now: float, corrupted: bool = False) -> None:
+    def finished(self, record: GenerationRecord, reason: FinishReason, *, now: float, corrupted: bool = False) -> None:
         """A request ended at `now`. `corrupted`: because its logits were not numbers."""
         with self._table.lock:
-            self._live.pop(times.request_id, None)
-            same = times.generation == self._generation
+            self._live.pop(record.id, None)
+            same = record.config_generation == self._generation
             series = self._current if same else self._of(MIXED)
             series.add(names.REQUESTS, 1, str(reason))
             self._children[names.VLLM_SUCCESS.name, str(reason)].value += 1
             self._values[names.VLLM_CORRUPTED.name].value += corrupted
-            self._decide(series, times, useful=reason in WELL)
-            gaps, e2e = times.gaps, now - times.arrival
-            if times.started is not None:
-                series.observe(names.QUEUE_TIME, times.started - times.arrival)
-            if times.ttft is not None:
-                series.observe(names.TTFT, times.ttft)
+            self._decide(series, record, useful=reason in WELL)
+            gaps, e2e = record.take_gaps(), now - record.arrival
+            if record.started is not None:
+                series.observe(names.QUEUE_TIME, record.started - record.arrival)
+            if record.ttft is not None:
+                series.observe(names.TTFT, record.ttft)
                 series.observe_all(names.ITL, gaps)
             if reason in WELL:
-                self._ended_well(series, times, gaps=gaps, e2e=e2e)
-            self._judge(series, reason, ttft=times.ttft, gaps=gaps, e2e=e2e)
+                self._ended_well(series, record, gaps=gaps, e2e=e2e)
+            self._judge(series, reason, ttft=record.ttft, gaps=gaps, e2e=e2e)
 
-    def _ended_well(self, series: DecisionSeries, times: RequestTimes, *, gaps: list[float], e2e: float) -> None:
-        decode = times.tokens[-1] - times.tokens[0] if times.tokens else 0.0
+    def _ended_well(self, series: DecisionSeries, record: GenerationRecord, *, gaps: list[float], e2e: float) -> None:
+        first = record.first_token
+        decode = 0.0 if first is None or record.last_token is None else record.last_token - first
         series.observe(names.E2E, e2e)
         series.observe(names.DECODE_TIME, decode)
         if gaps:
@@ -240,22 +236,21 @@ class EngineMetrics:
         vllm[names.VLLM_E2E.name].observe(e2e)
         vllm[names.VLLM_DECODE.name].observe(decode)
         vllm[names.VLLM_TPOT.name].observe(decode / len(gaps) if gaps else 0.0)
-        if times.started is not None and times.tokens:
-            prefill = times.tokens[0] - times.started
-            queued = times.arrival if times.queued is None else times.queued
+        if record.started is not None and first is not None:
+            prefill = first - record.started
+            queued = record.arrival if record.queued is None else record.queued
             series.observe(names.PREFILL_TIME, prefill)
             vllm[names.VLLM_PREFILL.name].observe(prefill)
             vllm[names.VLLM_INFERENCE.name].observe(prefill + decode)
-            vllm[names.VLLM_QUEUE.name].observe(times.started - queued)
-        vllm[names.VLLM_REQUEST_PROMPT.name].observe(times.prompt_tokens)
-        vllm[names.VLLM_REQUEST_GENERATION.name].observe(len(times.tokens))
-        vllm[names.VLLM_REQUEST_COMPUTED.name].observe(times.prompt_tokens - times.cached_tokens)
-        vllm[names.VLLM_REQUEST_PREEMPTIONS.name].observe(times.preemptions)
-        if times.max_tokens is not None:
-            vllm[names.VLLM_PARAMS_MAX_TOKENS.name].observe(times.max_tokens)
-        if times.siblings.end(len(times.tokens)):
-            vllm[names.VLLM_PARAMS_N.name].observe(times.siblings.n)
-            vllm[names.VLLM_MAX_GENERATION.name].observe(times.siblings.longest)
+            vllm[names.VLLM_QUEUE.name].observe(record.started - queued)
+        vllm[names.VLLM_REQUEST_PROMPT.name].observe(record.prompt_tokens)
+        vllm[names.VLLM_REQUEST_GENERATION.name].observe(record.output_tokens)
+        vllm[names.VLLM_REQUEST_COMPUTED.name].observe(record.prompt_tokens - record.cached_tokens)
+        vllm[names.VLLM_REQUEST_PREEMPTIONS.name].observe(record.preemptions)
+        vllm[names.VLLM_PARAMS_MAX_TOKENS.name].observe(record.max_tokens)
+        if record.siblings.end(record.output_tokens):
+            vllm[names.VLLM_PARAMS_N.name].observe(record.siblings.n)
+            vllm[names.VLLM_MAX_GENERATION.name].observe(record.siblings.longest)
 
     def _judge(
         self, series: DecisionSeries, reason: FinishReason, *, ttft: float | None, gaps: list[float], e2e: float
@@ -282,9 +277,9 @@ class EngineMetrics:
     def _account(self, series: DecisionSeries, plan: StepPlan) -> None:
         live, recomputed, fresh = self._live, 0, 0
         for seq in plan.seqs:
-            times = live.get(seq.request_id)
-            if times is not None:
-                again = times.computed(seq)
+            record = live.get(seq.request_id)
+            if record is not None:
+                again = record.computed(seq)
                 recomputed += again
                 fresh += len(seq.token_ids) - again
         for request_id in plan.preempted:
@@ -294,9 +289,9 @@ class EngineMetrics:
         if recomputed:
             series.add(names.TOKENS, recomputed, "recomputed")
 
-    def _decide(self, series: DecisionSeries, times: RequestTimes, *, useful: bool) -> None:
-        series.add(names.TOKENS, times.fresh, "useful" if useful else "discarded")
-        self._values[names.UNDECIDED_TOKENS.name].value -= times.fresh
+    def _decide(self, series: DecisionSeries, record: GenerationRecord, *, useful: bool) -> None:
+        series.add(names.TOKENS, record.fresh, "useful" if useful else "discarded")
+        self._values[names.UNDECIDED_TOKENS.name].value -= record.fresh
 
     # Series
 

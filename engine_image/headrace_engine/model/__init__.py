@@ -1,1 +1,1 @@
-"""The model and its memory: weights from files, attention over paged KV blocks, what start-up checks of them."""
+"""The model: weights from files, its tokenizer and shape, what start-up checks of them."""

@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.device import dtype_name
 from headrace_engine.errors import ModelError
-from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.weights import WeightSource, and_more
 
 PAGEABLE_LAYERS = ("full_attention", "sliding_attention")

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.errors import ModelError
-from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.checks import (
     reason_of,
     refuse_ignored_rope,

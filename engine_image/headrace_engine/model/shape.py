@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headrace_core.sim.roofline import AttentionLayers, Experts, ModelShape
-from headrace_engine.model.kv_cache import LayerShape
+from headrace_engine.attention.kv_cache import LayerShape
 from headrace_engine.model.loading import LoadedModel
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from headrace_engine.errors import ModelError
+from headrace_engine.errors import ModelError, ModelNotFoundError
 from headrace_engine.model.gguf_header import GgufHeader, read_header
 from headrace_engine.model.safetensors_header import tensor_shapes
 
@@ -82,7 +82,7 @@ def find_source(model: str, *, revision: str | None = None, chat_template: Path 
 
 def _local_source(path: Path) -> WeightSource:
     if not path.exists():
-        raise ModelError(
+        raise ModelNotFoundError(
             f"model {path} does not exist: give a folder with config.json and *.safetensors, a .gguf file, or a hub id "
             "like org/name (`headrace model demo` makes a small one and prints its folder)"
         )

@@ -25,9 +25,9 @@ class Backend:
     def __init__(self, engine: Engine, *, tool_call_parser: str = AUTO) -> None:
         model = engine.model
         self.engine = engine
-        self.lanes = Executors()
+        self.executors = Executors()
         self.prompts = Prompts(
-            model.tokenizer, self.lanes, vocab_size=model.vocab_size, max_model_len=engine.max_model_len
+            model.tokenizer, self.executors, vocab_size=model.vocab_size, max_model_len=engine.max_model_len
         )
         self._compiler = GrammarCompiler(
             model.tokenizer, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
@@ -52,7 +52,7 @@ class Backend:
         constraint = constraint_of(body)
         if constraint is None:
             return None
-        return await self.lanes.run(lambda: self._compile(constraint), lane=Executor.GRAMMAR)
+        return await self.executors.run(lambda: self._compile(constraint), executor=Executor.GRAMMAR)
 
     def tool_parser(self, body: GenerationBody) -> Callable[[], ToolParser] | None:
         """What makes a parser for each choice of a chat, if it may call tools."""

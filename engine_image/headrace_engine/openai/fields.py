@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
@@ -32,6 +33,11 @@ CODES = {
     "extra_forbidden": "unknown_parameter",
     "missing": "missing_required_parameter",
 }
+
+_HEX = rb"[0-9a-fA-F]"
+_HIGH = rb"\\u[dD][89abAB]" + _HEX * 2
+_LOW = rb"\\u[dD][c-fC-F]" + _HEX * 2
+_LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
 
 
 class Strict(BaseModel):
@@ -77,15 +83,25 @@ def read_object(raw: bytes) -> dict[str, Any]:
     try:
         values = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        text = str(error)
-        if "hex escape" in text or "unicode code point" in text:
-            text += " (is it a lone surrogate, half a character? Send valid Unicode)"
-        elif b"NaN" in raw or b"Infinity" in raw:
-            text += " (NaN and Infinity are no JSON numbers)"
-        raise invalid(f"the body is not JSON: {text}", code="invalid_json") from error
+        raise invalid(f"the body is not JSON: {error}{_advice(raw)}", code="invalid_json") from error
     if not isinstance(values, dict):
         raise invalid("the body must be a JSON object", code="invalid_json")
     return values
+
+
+def _advice(raw: bytes) -> str:
+    """What a body that is not JSON most likely has wrong."""
+    if _LONE_SURROGATE.search(raw) or not _is_utf8(raw):
+        return " (is it a lone surrogate, half a character? Send valid Unicode)"
+    return " (NaN and Infinity are no JSON numbers)" if b"NaN" in raw or b"Infinity" in raw else ""
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def raise_first(error: ValidationError, values: object) -> NoReturn:

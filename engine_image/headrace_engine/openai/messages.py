@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic_core import from_json
@@ -51,6 +51,13 @@ def _object_or_text(arguments: str) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else arguments
 
 
+class MessageProblem(NamedTuple):
+    """What is wrong between the fields of a message, with the code of its error."""
+
+    message: str
+    code: str = "invalid_value"
+
+
 class ChatMessage(Strict):
     """One turn. An assistant's may have `tool_calls` in place of content; a tool's answers one of them."""
 
@@ -73,14 +80,14 @@ class ChatMessage(Strict):
             return self.content
         return "\n".join(part.text for part in self.content)
 
-    def problem(self) -> str | None:
+    def problem(self) -> MessageProblem | None:
         """What is wrong between the fields."""
         if self.tool_calls is not None and self.role != "assistant":
-            return "tool_calls belong to role assistant"
+            return MessageProblem("tool_calls belong to role assistant")
         if self.tool_call_id is not None and self.role != "tool":
-            return "tool_call_id belongs to role tool"
+            return MessageProblem("tool_call_id belongs to role tool")
         if self.content is None and not self.tool_calls:
-            return "content is missing"
+            return MessageProblem("content is missing", code="missing_required_parameter")
         return None
 
     def for_template(self, *, knows_developer: bool) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from headrace_engine.openai.routes import ROUTES, Route
+from headrace_engine.openai.routes import OPERATIONS, Operation
 from headrace_engine.version import VERSION
 
 REF = "#/components/schemas/"
@@ -39,29 +41,27 @@ ERRORS: Mapping[int, str] = {
 WITH_RETRY_AFTER = frozenset({429, 503})
 
 
-def openapi_router(*, guarded: bool) -> APIRouter:
+def openapi_route(*, guarded: bool) -> Route:
     """The route that publishes the document. `guarded`: calls need an API key."""
-    router = APIRouter()
 
-    @router.get("/openapi.json")
-    async def openapi() -> Json:
-        return document(guarded=guarded)
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(document(guarded=guarded))
 
-    return router
+    return Route("/openapi.json", openapi)
 
 
 @functools.cache
 def document(*, guarded: bool) -> Json:
     """The OpenAPI document."""
-    bodies = [(route.body, "validation") for route in ROUTES if route.body is not None]
+    bodies = [(each.body, "validation") for each in OPERATIONS if each.body is not None]
     _, made = models_json_schema(bodies, ref_template=REF + "{model}")  # type: ignore[arg-type]
     schemas = made.get("$defs", {}) | ANSWERS
-    for route in ROUTES:
-        if route.body is not None:
-            _accept_null(schemas[route.body.__name__])
+    for each in OPERATIONS:
+        if each.body is not None:
+            _accept_null(schemas[each.body.__name__])
     paths: Json = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, guarded=guarded)
+    for each in OPERATIONS:
+        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, guarded=guarded)
     for path, media, schema, may_fail, about in OWN:
         paths[path] = {"get": _own_operation(media, schema, about, may_fail=may_fail)}
     components: Json = {"schemas": schemas}
@@ -92,35 +92,35 @@ def _accept_null(schema: Json) -> None:
 ABOUT = frozenset({"title", "description", "default"})
 
 
-def _operation(route: Route, *, guarded: bool) -> Json:
+def _operation(operation: Operation, *, guarded: bool) -> Json:
     codes = [400, 503]
-    if route.body is not None:
+    if operation.body is not None:
         codes += [404, 408, 413, 500]
-    if "{" in route.path:
+    if "{" in operation.path:
         codes += [404]
-    if route.path in GENERATING:
+    if operation.path in GENERATING:
         codes += [429]
     if guarded:
         codes += [401]
-    operation: Json = {
-        "summary": route.response,
-        "responses": {"200": _success(route), **{str(code): _error(code) for code in sorted(set(codes))}},
+    described: Json = {
+        "summary": operation.about,
+        "responses": {"200": _success(operation), **{str(code): _error(code) for code in sorted(set(codes))}},
         "security": [{"key": []}] if guarded else [],
     }
-    if route.body is not None:
-        body = {"application/json": {"schema": {"$ref": REF + route.body.__name__}}}
-        operation["requestBody"] = {"required": True, "content": body}
-    if "{name}" in route.path:
+    if operation.body is not None:
+        body = {"application/json": {"schema": {"$ref": REF + operation.body.__name__}}}
+        described["requestBody"] = {"required": True, "content": body}
+    if "{name}" in operation.path:
         name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        operation["parameters"] = [name]
-    return operation
+        described["parameters"] = [name]
+    return described
 
 
-def _success(route: Route) -> Json:
-    content: Json = {"application/json": {"schema": {"$ref": REF + RESULTS[route.path]}}}
-    if route.path in GENERATING:
+def _success(operation: Operation) -> Json:
+    content: Json = {"application/json": {"schema": {"$ref": REF + operation.result}}}
+    if operation.path in GENERATING:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    return {"description": route.response, "content": content, "headers": HEADERS}
+    return {"description": operation.about, "content": content, "headers": HEADERS}
 
 
 def _error(code: int) -> Json:
@@ -140,10 +140,6 @@ def _own_operation(media: str, schema: str | None, about: str, *, may_fail: bool
     return {"summary": about, "responses": answers, "security": []}
 
 
-RESULTS = {
-    "/v1/completions": "Completion", "/v1/chat/completions": "ChatCompletion", "/v1/models": "Models",
-    "/v1/models/{name}": "Model", "/tokenize": "Tokens", "/detokenize": "Text",
-}  # fmt: skip
 HEADERS: Json = {
     "X-Request-Id": {"required": True, "schema": {"type": "string"}, "description": "The client's own, or a new one."},
     "X-Headrace-Generation": {

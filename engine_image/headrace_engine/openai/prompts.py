@@ -24,12 +24,12 @@ class Prompt:
 class Prompts:
     """Tokenizes beside the event loop, so that no stream stalls. Every method raises `ApiError` 400."""
 
-    def __init__(self, tokenizer: Any, lanes: Executors, *, vocab_size: int, max_model_len: int) -> None:
+    def __init__(self, tokenizer: Any, executors: Executors, *, vocab_size: int, max_model_len: int) -> None:
         self.template = ChatTemplate(tokenizer)
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._tokenizer = tokenizer
-        self._lanes = lanes
+        self._executors = executors
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
         """Each prompt of a completion."""
@@ -69,12 +69,12 @@ class Prompts:
     async def of_conversation(self, talk: Conversation, *, special: bool = False) -> tuple[int, ...]:
         """Token ids of a conversation. A template writes special tokens itself."""
         self.template.check(talk)
-        text = await self._lanes.run_sized(lambda: self.template.render(talk), size=talk.size)
+        text = await self._executors.run_sized(lambda: self.template.render(talk), size=talk.size)
         return await self.encode(text, special=special)
 
     async def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         """Token ids of a text."""
-        return await self._lanes.run_sized(lambda: self._encode(text, special=special), size=len(text))
+        return await self._executors.run_sized(lambda: self._encode(text, special=special), size=len(text))
 
     async def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         """Text of token ids."""
@@ -85,7 +85,7 @@ class Prompts:
             )
             return text
 
-        return await self._lanes.run_sized(work, size=len(ids))
+        return await self._executors.run_sized(work, size=len(ids))
 
     async def pieces(self, ids: Sequence[int]) -> list[str]:
         """The tokenizer's own spelling of each token."""
@@ -93,7 +93,7 @@ class Prompts:
         def work() -> list[str]:
             return [piece or "" for piece in self._tokenizer.convert_ids_to_tokens(list(ids))]
 
-        return await self._lanes.run_sized(work, size=len(ids))
+        return await self._executors.run_sized(work, size=len(ids))
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
         """Every id must be in the vocabulary."""

@@ -39,6 +39,11 @@ class ResponseSpec:
     texts: TokenTexts | None = None  # where any token is spelled out
 
     @property
+    def generations(self) -> int:
+        """How many choices the answer has."""
+        return len(self.prompts) * self.samples
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether the scores of the prompt are shown."""
         return self.prompt_logprobs is not None or (self.echo and self.logprobs is not None)
@@ -64,33 +69,33 @@ class ResponseSpec:
 class ChoiceWriter:
     """One choice: the engine's events in, choices of chunks, or the choice of a whole body, out."""
 
-    def __init__(self, shape: ResponseSpec, index: int) -> None:
-        self._shape = shape
+    def __init__(self, spec: ResponseSpec, index: int) -> None:
+        self._spec = spec
         self._index = index
-        self._prompt = shape.prompts[index // shape.samples]
-        self._parser = None if shape.new_parser is None else shape.new_parser()
+        self._prompt = spec.prompts[index // spec.samples]
+        self._parser = None if spec.new_parser is None else spec.new_parser()
         self._called = False
-        has_scores = not shape.is_chat and shape.logprobs is not None and shape.texts is not None
-        self._scores = CompletionScores(shape.texts, top=shape.logprobs or 0) if has_scores and shape.texts else None
+        has_scores = not spec.is_chat and spec.logprobs is not None and spec.texts is not None
+        self._scores = CompletionScores(spec.texts, top=spec.logprobs or 0) if has_scores and spec.texts else None
 
     def first(self, scored: PromptScored | None) -> dict[str, Any] | None:
         """The choice of the chunk before any text, if there is one: the role, or the prompt."""
-        shape = self._shape
-        if shape.is_chat:
+        spec = self._spec
+        if spec.is_chat:
             return self._choice() | {"delta": {"role": "assistant", "content": ""}}
-        if not (shape.echo or shape.token_ids):
+        if not (spec.echo or spec.token_ids):
             return None
-        choice = self._choice() | {"text": self._prompt.text if shape.echo else ""}
-        if shape.echo and scored is not None and self._scores is not None:
+        choice = self._choice() | {"text": self._prompt.text if spec.echo else ""}
+        if spec.echo and scored is not None and self._scores is not None:
             choice["logprobs"] = self._scores.write(scores.scored_prompt(self._prompt.ids, scored.scores))
-        return choice | ({"prompt_token_ids": self._prompt.ids, "token_ids": []} if shape.token_ids else {})
+        return choice | ({"prompt_token_ids": self._prompt.ids, "token_ids": []} if spec.token_ids else {})
 
     def more(self, event: Delta | Done) -> list[dict[str, Any]]:
         """The choices of the chunks for an event: at least one, unless tools are being read."""
         choice = self._choice() | {"logprobs": self._logprobs(event)} | self._token_ids(event)
         if self._parser is not None:
             choices = self._tool_chunks(choice, event)
-        elif self._shape.is_chat:
+        elif self._spec.is_chat:
             choices = [choice | {"delta": {"content": event.text}}]
         else:
             choices = [choice | {"text": self._text(event)}]
@@ -100,36 +105,36 @@ class ChoiceWriter:
 
     def whole(self, done: Done, scored: PromptScored | None) -> dict[str, Any]:
         """The choice of a body. `done` has all text, tokens and scores."""
-        shape = self._shape
+        spec = self._spec
         choice = self._choice() | self._token_ids(done)
-        if shape.is_chat:
+        if spec.is_chat:
             choice["message"] = self._message(done.text)
             choice["logprobs"] = self._logprobs(done)
             return choice | self._ending(done)
-        choice["text"] = (self._prompt.text if shape.echo else "") + self._text(done)
+        choice["text"] = (self._prompt.text if spec.echo else "") + self._text(done)
         if self._scores is not None:
-            before = scores.scored_prompt(self._prompt.ids, scored.scores) if shape.echo and scored else []
+            before = scores.scored_prompt(self._prompt.ids, scored.scores) if spec.echo and scored else []
             choice["logprobs"] = self._scores.write([*before, *self._output(done)])
-        if shape.prompt_logprobs is not None and scored is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(shape, self._prompt, scored)
-        return choice | self._ending(done) | ({"prompt_token_ids": self._prompt.ids} if shape.token_ids else {})
+        if spec.prompt_logprobs is not None and scored is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(spec, self._prompt, scored)
+        return choice | self._ending(done) | ({"prompt_token_ids": self._prompt.ids} if spec.token_ids else {})
 
     def _choice(self) -> dict[str, Any]:
         return {"index": self._index, "logprobs": None, "finish_reason": None}
 
     def _text(self, event: Delta | Done) -> str:
-        return event.text if self._shape.generates else ""
+        return event.text if self._spec.generates else ""
 
     def _output(self, event: Delta | Done) -> list[scores.Scored]:
-        return scores.scored_output(event.scores if self._shape.generates else ())
+        return scores.scored_output(event.scores if self._spec.generates else ())
 
     def _token_ids(self, event: Delta | Done) -> dict[str, Any]:
-        if not self._shape.token_ids:
+        if not self._spec.token_ids:
             return {}
-        return {"token_ids": event.token_ids if self._shape.generates else ()}
+        return {"token_ids": event.token_ids if self._spec.generates else ()}
 
     def _logprobs(self, event: Delta | Done) -> dict[str, Any] | None:
-        texts, top = self._shape.texts, self._shape.logprobs
+        texts, top = self._spec.texts, self._spec.logprobs
         if self._scores is not None:
             return self._scores.write(self._output(event))
         if texts is None or top is None:
@@ -137,15 +142,15 @@ class ChoiceWriter:
         return scores.in_chat(event.scores, texts, top=top)
 
     def _ending(self, done: Done) -> dict[str, Any]:
-        reason = str(done.reason) if self._shape.generates else str(FinishReason.LENGTH)
+        reason = str(done.reason) if self._spec.generates else str(FinishReason.LENGTH)
         if self._called and done.reason is FinishReason.STOP:
             reason = "tool_calls"
         stop = done.stop_reason
-        named = stop if isinstance(stop, str) or stop in self._shape.stop_token_ids else None
+        named = stop if isinstance(stop, str) or stop in self._spec.stop_token_ids else None
         return {"finish_reason": reason, "stop_reason": named}
 
     def _read_tools(self, text: str, *, last: bool) -> list[ToolEvent]:
-        parser, limit = self._parser, self._shape.max_calls
+        parser, limit = self._parser, self._spec.max_calls
         if parser is None:
             return [PlainText(text)] if text else []
         events = [*parser.push(text), *(parser.finish() if last else ())]
@@ -156,7 +161,7 @@ class ChoiceWriter:
     def _tool_chunks(self, choice: dict[str, Any], event: Delta | Done) -> list[dict[str, Any]]:
         last = isinstance(event, Done)
         deltas = [self._tool_delta(item) for item in self._read_tools(event.text, last=last)]
-        if not deltas and not last and choice["logprobs"] is None and not self._shape.token_ids:
+        if not deltas and not last and choice["logprobs"] is None and not self._spec.token_ids:
             return []
         plain = self._choice()
         return [(plain if at else choice) | {"delta": delta} for at, delta in enumerate(deltas or [{}])]
@@ -188,25 +193,25 @@ class ChoiceWriter:
         return message | {"content": said or None, "tool_calls": calls}
 
     def _call(self, index: int, name: str, arguments: str) -> dict[str, Any]:
-        unique = f"call_{self._shape.id.rpartition('-')[2]}_{self._index}_{index}"
+        unique = f"call_{self._spec.id.rpartition('-')[2]}_{self._index}_{index}"
         return {"id": unique, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def prompt_logprobs(shape: ResponseSpec, prompt: Prompt, scored: PromptScored) -> list[dict[str, Any] | None]:
+def prompt_logprobs(spec: ResponseSpec, prompt: Prompt, scored: PromptScored) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs` of one prompt."""
-    assert shape.texts is not None  # noqa: S101  (given wherever scores are asked for)
+    assert spec.texts is not None  # noqa: S101  (given wherever scores are asked for)
     pairs = scores.scored_prompt(prompt.ids, scored.scores)
-    return scores.of_prompt(pairs, shape.texts, top=shape.prompt_logprobs or 0)
+    return scores.of_prompt(pairs, spec.texts, top=spec.prompt_logprobs or 0)
 
 
-def whole_body(shape: ResponseSpec, ends: Sequence[Done], scored: Sequence[PromptScored | None]) -> dict[str, Any]:
+def whole_body(spec: ResponseSpec, ends: Sequence[Done], scored: Sequence[PromptScored | None]) -> dict[str, Any]:
     """The body of a call that does not stream: each choice's whole, each prompt's scores."""
-    choices = [ChoiceWriter(shape, at).whole(done, scored[at // shape.samples]) for at, done in enumerate(ends)]
-    cached = sum(done.cached_tokens for done in ends[:: shape.samples])
-    body = shape.head(chunk=False) | {
+    choices = [ChoiceWriter(spec, at).whole(done, scored[at // spec.samples]) for at, done in enumerate(ends)]
+    cached = sum(done.cached_tokens for done in ends[:: spec.samples])
+    body = spec.head(chunk=False) | {
         "choices": choices,
-        "usage": shape.usage_of(sum(done.num_output_tokens for done in ends), cached=cached),
+        "usage": spec.usage_of(sum(done.num_output_tokens for done in ends), cached=cached),
     }
-    if shape.is_chat and shape.prompt_logprobs is not None and scored[0] is not None:
-        body["prompt_logprobs"] = prompt_logprobs(shape, shape.prompts[0], scored[0])
-    return body | ({"prompt_token_ids": shape.prompts[0].ids} if shape.is_chat and shape.token_ids else {})
+    if spec.is_chat and spec.prompt_logprobs is not None and scored[0] is not None:
+        body["prompt_logprobs"] = prompt_logprobs(spec, spec.prompts[0], scored[0])
+    return body | ({"prompt_token_ids": spec.prompts[0].ids} if spec.is_chat and spec.token_ids else {})

@@ -10,44 +10,54 @@ import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from headrace_engine.engine import Engine
+from headrace_engine.http.calls import CLIENT_CLOSED, submit
 from headrace_engine.http.errors import ApiError
 from headrace_engine.http.state import ServerState
-from headrace_engine.loop.calls import CLIENT_CLOSED
 from headrace_engine.openai import streaming
 from headrace_engine.openai.backend import Backend
 from headrace_engine.openai.fields import Strict
+from headrace_engine.openai.generation_request import GenerationRequest, live_requests, response_spec
 from headrace_engine.openai.prompts import Prompt
 from headrace_engine.openai.schema import ChatBody, CompletionBody, GenerationBody, parse
-from headrace_engine.openai.streaming import Channel, OwningStream, Run
-from headrace_engine.openai.submissions import GenerationRequest, response_spec, submissions_of
+from headrace_engine.openai.streaming import Channel, OwningStream
 from headrace_engine.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 T = TypeVar("T", bound=Strict)
 
 
-class Route(NamedTuple):
-    """A route as the description of the API shows it."""
+class Operation(NamedTuple):
+    """One route as `/openapi.json` describes it."""
 
     method: str
     path: str
     body: type[BaseModel] | None
-    response: str
+    result: str  # the schema of what is answered, in `openapi.ANSWERS`
+    about: str
 
 
-ROUTES = (
-    Route("POST", "/v1/completions", CompletionBody, "The completions; a stream of them with `stream: true`."),
-    Route("POST", "/v1/chat/completions", ChatBody, "The assistant's message; a stream of it with `stream: true`."),
-    Route("GET", "/v1/models", None, "The one model."),
-    Route("GET", "/v1/models/{name}", None, "The one model, by name."),
-    Route("POST", "/tokenize", TokenizeBody, "Token ids, their number, and the server's `max_model_len`."),
-    Route("POST", "/detokenize", DetokenizeBody, "The text as `prompt`."),
-)
+OPERATIONS = (
+    Operation(
+        "POST", "/v1/completions", CompletionBody, "Completion",
+        "The completions; a stream of them with `stream: true`.",
+    ),
+    Operation(
+        "POST", "/v1/chat/completions", ChatBody, "ChatCompletion",
+        "The assistant's message; a stream of it with `stream: true`.",
+    ),
+    Operation("GET", "/v1/models", None, "Models", "The one model."),
+    Operation("GET", "/v1/models/{name}", None, "Model", "The one model, by name."),
+    Operation(
+        "POST", "/tokenize", TokenizeBody, "Tokens", "Token ids, their number, and the server's `max_model_len`."
+    ),
+    Operation("POST", "/detokenize", DetokenizeBody, "Text", "The text as `prompt`."),
+)  # fmt: skip
 
 
 class OpenAiApi:
@@ -65,10 +75,11 @@ class OpenAiApi:
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
-        self.router = APIRouter()
-        for route in ROUTES:
-            path = route.path.replace("{name}", "{name:path}")  # names of models have slashes
-            self.router.add_api_route(path, handlers[route.path], methods=[route.method], response_model=None)
+        # Names of models have slashes.
+        self.routes = [
+            Route(each.path.replace("{name}", "{name:path}"), handlers[each.path], methods=[each.method])
+            for each in OPERATIONS
+        ]
 
     async def completions(self, request: Request) -> Response:
         """Complete one prompt or several."""
@@ -78,15 +89,16 @@ class OpenAiApi:
         """Continue a conversation."""
         return await self._generate(request, ChatBody)
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self, _: Request) -> Response:
         """The one model."""
-        return {"object": "list", "data": [self._model_card()]}
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
 
-    async def one_model(self, name: str) -> dict[str, Any]:
+    async def one_model(self, request: Request) -> Response:
         """The one model, by name."""
+        name = request.path_params["name"]
         if name != self._state.served_name:
             raise self._unknown_model(name)
-        return self._model_card()
+        return JSONResponse(self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or a conversation."""
@@ -109,19 +121,19 @@ class OpenAiApi:
             backend = self._backend_of(engine)
             body = await self._read(request, backend, kind)
             self._check_model(body.model)
-            ask = await self._ask(backend, body, arrival)
-            shape, channel = response_spec(ask, backend.texts), Channel()
-            submissions = submissions_of(ask, engine, channel, hides_special=backend.hides_special(body))
-            stack.callback(engine.loop.abort, [item.request.request_id for item in submissions])
-            await engine.loop.submit(submissions)
-            run = Run(shape, channel, backend.lanes)
+            wanted = await self._generation_request(backend, body, arrival)
+            spec, channel = response_spec(wanted, backend.texts), Channel()
+            live = live_requests(wanted, engine, channel, hides_special=backend.hides_special(body))
+            stack.callback(engine.loop.abort, [each.id for each in live])
+            await submit(engine.loop, live, channel)
+            answer = spec, channel, backend.executors
             if not body.stream:
-                whole = await streaming.unless_gone(request, streaming.collect(run))
+                whole = await streaming.unless_gone(request, streaming.collect(*answer))
                 return Response(status_code=CLIENT_CLOSED) if whole is None else _body(whole)
             # From here on the stream owns both: it ends them however it ends.
-            return OwningStream(streaming.stream(run), stack.pop_all())
+            return OwningStream(streaming.stream(*answer), stack.pop_all())
 
-    async def _ask(self, backend: Backend, body: GenerationBody, arrival: float) -> GenerationRequest:
+    async def _generation_request(self, backend: Backend, body: GenerationBody, arrival: float) -> GenerationRequest:
         backend.check(body)
         prompts: list[Prompt]
         if isinstance(body, ChatBody):
@@ -144,7 +156,7 @@ class OpenAiApi:
 
     async def _read(self, request: Request, backend: Backend, kind: type[T]) -> T:
         raw = await request.body()
-        return await backend.lanes.unless_small(lambda: parse(raw, kind), size=len(raw))
+        return await backend.executors.unless_small(lambda: parse(raw, kind), size=len(raw))
 
     def _backend_of(self, engine: Engine) -> Backend:
         if self._backend is None or self._backend.engine is not engine:
@@ -174,7 +186,7 @@ class OpenAiApi:
 
 async def _json(backend: Backend, values: dict[str, Any]) -> Response:
     size = 8 * int(values.get("count", 0))
-    return _body(await backend.lanes.unless_small(lambda: streaming.to_bytes(values), size=size))
+    return _body(await backend.executors.unless_small(lambda: streaming.to_bytes(values), size=size))
 
 
 def _body(raw: bytes) -> Response:

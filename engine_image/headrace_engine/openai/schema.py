@@ -277,8 +277,7 @@ def check_conversation(body: Talk, messages: list[ChatMessage]) -> None:
     """What is between the fields of messages, tools and rendering. Raises `ApiError` 400."""
     for at, message in enumerate(messages):
         if (problem := message.problem()) is not None:
-            code = "missing_required_parameter" if "missing" in problem else "invalid_value"
-            raise invalid(f"messages[{at}]: {problem}", param="messages", code=code)
+            raise invalid(f"messages[{at}]: {problem.message}", param="messages", code=problem.code)
     if (name := doubled(body.tools or ())) is not None:
         raise invalid(f"tools has two functions named {name!r}: rename one", param="tools", code="invalid_value")
     if body.add_generation_prompt and body.continue_final_message:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fastapi import Request
-from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headrace_core.scheduler.events import FinishReason
@@ -34,42 +34,18 @@ SCORE_CHARS = 64  # of JSON for one scored token, about
 
 
 class Channel:
-    """Events of all generations of a call, in the order in which the engine published them."""
+    """Events of all generations of a call, in the order in which the engine published them: an `EventSink`."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
-    def entry(self, index: int) -> asyncio.Queue[Event]:
-        """The queue that generation `index` writes to."""
-        return _QueuedEvent(index, self._events)
+    def put(self, index: int, event: Event) -> None:
+        """An event of generation `index`."""
+        self._events.put_nowait((index, event))
 
     async def get(self) -> tuple[int, Event]:
-        """The next event and its generation."""
+        """The next event, after the index of its generation."""
         return await self._events.get()
-
-
-class _QueuedEvent(asyncio.Queue[Event]):
-    def __init__(self, index: int, events: asyncio.Queue[tuple[int, Event]]) -> None:
-        super().__init__()
-        self._index = index
-        self._shared = events
-
-    def put_nowait(self, item: Event) -> None:
-        self._shared.put_nowait((self._index, item))
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A call in the engine."""
-
-    shape: ResponseSpec
-    channel: Channel
-    lanes: Executors
-
-    @property
-    def generations(self) -> int:
-        """How many events' ends to wait for."""
-        return len(self.shape.prompts) * self.shape.samples
 
 
 @dataclass(slots=True)
@@ -97,27 +73,27 @@ class _Whole:
         )  # fmt: skip
 
 
-async def collect(run: Run) -> bytes:
+async def collect(spec: ResponseSpec, channel: Channel, executors: Executors) -> bytes:
     """The body of a call that does not stream. Raises `ApiError` if a generation failed."""
-    parts = [_Whole() for _ in range(run.generations)]
+    parts = [_Whole() for _ in range(spec.generations)]
     ends: dict[int, Done] = {}
-    while len(ends) < run.generations:
-        index, event = await run.channel.get()
+    while len(ends) < spec.generations:
+        index, event = await channel.get()
         raise_failure(event)
         if (done := parts[index].take(event)) is not None:
             ends[index] = done
-    ordered = [ends[at] for at in range(run.generations)]
+    ordered = [ends[at] for at in range(spec.generations)]
     # Samples share their prompt's scores.
-    scored = [part.scored for part in parts[:: run.shape.samples]]
-    size = sum(len(done.text) for done in ordered) * (1 if run.shape.new_parser is None else TOOL_WORK)
-    size += SCORE_CHARS * _cells(run.shape, sum(len(part.scores) for part in parts), scored)
-    return await run.lanes.unless_small(lambda: to_bytes(whole_body(run.shape, ordered, scored)), size=size)
+    scored = [part.scored for part in parts[:: spec.samples]]
+    size = sum(len(done.text) for done in ordered) * (1 if spec.new_parser is None else TOOL_WORK)
+    size += SCORE_CHARS * _cells(spec, sum(len(part.scores) for part in parts), scored)
+    return await executors.unless_small(lambda: to_bytes(whole_body(spec, ordered, scored)), size=size)
 
 
-def _cells(shape: ResponseSpec, outputs: int, scored: list[PromptScored | None]) -> int:
+def _cells(spec: ResponseSpec, outputs: int, scored: list[PromptScored | None]) -> int:
     """How many scored tokens a body spells out."""
-    top = 1 + (shape.logprobs or 0), 1 + (shape.prompt_logprobs or shape.logprobs or 0)
-    return outputs * top[0] + sum(len(item.scores) for item in scored if item is not None) * shape.samples * top[1]
+    top = 1 + (spec.logprobs or 0), 1 + (spec.prompt_logprobs or spec.logprobs or 0)
+    return outputs * top[0] + sum(len(item.scores) for item in scored if item is not None) * spec.samples * top[1]
 
 
 def raise_failure(event: Event) -> None:
@@ -136,24 +112,25 @@ def to_bytes(body: object) -> bytes:
 class _Stream:
     """One answer as server-sent events."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._shape = run.shape
-        self._writers = [ChoiceWriter(run.shape, index) for index in range(run.generations)]
+    def __init__(self, spec: ResponseSpec, channel: Channel, executors: Executors) -> None:
+        self._spec = spec
+        self._channel = channel
+        self._executors = executors
+        self._writers = [ChoiceWriter(spec, index) for index in range(spec.generations)]
         self._begun: set[int] = set()
         self._scored: dict[int, PromptScored] = {}
         self._held: dict[int, list[tuple[int, Delta | Done]]] = {}  # by prompt, until its scores are known
-        self._needs_scores = run.shape.scores_prompt
-        self._open = run.generations
+        self._needs_scores = spec.scores_prompt
+        self._open = spec.generations
         self._tokens: dict[int, int] = {}  # generated so far
         self._cached = 0
-        self._head = b"data: " + to_bytes(run.shape.head(chunk=True))[:-1] + b',"choices":['
+        self._head = b"data: " + to_bytes(spec.head(chunk=True))[:-1] + b',"choices":['
 
     async def events(self) -> AsyncIterator[bytes]:
         """Chunks as they come, then the usage if asked for, then `[DONE]`."""
         try:
             while self._open:
-                for index, event in self._in_order(*await self._run.channel.get()):
+                for index, event in self._in_order(*await self._channel.get()):
                     raise_failure(event)
                     if chunks := await self._chunks(index, event):
                         yield chunks
@@ -164,13 +141,13 @@ class _Stream:
             log.exception("a stream broke off")
             yield _error(unexpected(error))
         else:
-            if self._shape.usage:
-                yield self._chunk(None, usage=self._shape.usage_of(sum(self._tokens.values()), cached=self._cached))
+            if self._spec.usage:
+                yield self._chunk(None, usage=self._spec.usage_of(sum(self._tokens.values()), cached=self._cached))
         yield b"data: [DONE]\n\n"
 
     def _in_order(self, index: int, event: Event) -> list[tuple[int, Delta | Done]]:
         """Events to write now: those of a prompt's samples wait for the prompt's scores, which come once."""
-        prompt = index // self._shape.samples
+        prompt = index // self._spec.samples
         if isinstance(event, PromptScored):
             self._scored[prompt] = event
             return self._held.pop(prompt, [])
@@ -189,24 +166,24 @@ class _Stream:
         choices += self._writers[index].more(event)
         if isinstance(event, Done):
             self._open -= 1
-            self._cached += event.cached_tokens if index % self._shape.samples == 0 else 0
+            self._cached += event.cached_tokens if index % self._spec.samples == 0 else 0
             self._tokens[index] = event.num_output_tokens
         else:
             self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
-        usage = self._shape.usage_of(sum(self._tokens.values())) if self._shape.usage_always else None
+        usage = self._spec.usage_of(sum(self._tokens.values())) if self._spec.usage_always else None
         return b"".join(self._chunk(choice, usage=usage) for choice in choices)
 
     async def _first(self, index: int) -> dict[str, Any] | None:
-        scored = self._scored.get(index // self._shape.samples)
-        size = 0 if scored is None else SCORE_CHARS * _cells(self._shape, 0, [scored])
-        return await self._run.lanes.unless_small(lambda: self._writers[index].first(scored), size=size)
+        scored = self._scored.get(index // self._spec.samples)
+        size = 0 if scored is None else SCORE_CHARS * _cells(self._spec, 0, [scored])
+        return await self._executors.unless_small(lambda: self._writers[index].first(scored), size=size)
 
     def _chunk(self, choice: dict[str, Any] | None, *, usage: dict[str, Any] | None) -> bytes:
         parts = [self._head, b"" if choice is None else to_bytes(choice), b"]"]
-        if usage is not None or self._shape.usage:
+        if usage is not None or self._spec.usage:
             parts += [b',"usage":', to_bytes(usage)]
-        if choice is not None and "role" in choice.get("delta", ()) and self._shape.token_ids:
-            parts += [b',"prompt_token_ids":', to_bytes(self._shape.prompts[0].ids)]
+        if choice is not None and "role" in choice.get("delta", ()) and self._spec.token_ids:
+            parts += [b',"prompt_token_ids":', to_bytes(self._spec.prompts[0].ids)]
         return b"".join([*parts, b"}\n\n"])
 
 
@@ -214,9 +191,9 @@ def _error(error: ApiError) -> bytes:
     return b"data: " + to_bytes(error.body) + b"\n\n"
 
 
-def stream(run: Run) -> AsyncIterator[bytes]:
+def stream(spec: ResponseSpec, channel: Channel, executors: Executors) -> AsyncIterator[bytes]:
     """The server-sent events of a call."""
-    return _Stream(run).events()
+    return _Stream(spec, channel, executors).events()
 
 
 class OwningStream(StreamingResponse):

@@ -12,8 +12,8 @@ import transformers
 
 from headrace_core.observations import Number, ObservationRequest, Observations, Observed, Side
 from headrace_engine import device as devices
+from headrace_engine.attention.kv_cache import LayerShape
 from headrace_engine.engine import load
-from headrace_engine.model.kv_cache import LayerShape
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.model.weights import WeightSource, find_source
 from headrace_engine.quality import sides

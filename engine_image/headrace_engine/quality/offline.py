@@ -24,9 +24,10 @@ from headrace_core.scheduler.events import (
     StepResult,
 )
 from headrace_core.scheduler.scheduler import Scheduler
+from headrace_engine.attention.base import AttentionBackend
+from headrace_engine.attention.kv_cache import KvPool
 from headrace_engine.errors import SettingsError
 from headrace_engine.loop.runner import ModelRunner
-from headrace_engine.model.kv_cache import KvPool
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.sampling.params import SamplingParams
 
@@ -49,8 +50,8 @@ class WatchedRunner(ModelRunner):
     With `every_row`, `rows` holds those of all its rows, of prompts too: the same forward, with a larger head.
     """
 
-    def __init__(self, model: LoadedModel, pool: KvPool, *, every_row: bool = False) -> None:
-        super().__init__(model, pool)
+    def __init__(self, model: LoadedModel, pool: KvPool, backend: AttentionBackend, *, every_row: bool = False) -> None:
+        super().__init__(model, pool, backend)
         self.seen = self.rows = torch.empty(0)
         self._every_row = every_row
 
@@ -72,9 +73,9 @@ class Offline:
     all_rows: WatchedRunner
 
     @classmethod
-    def over(cls, model: LoadedModel, pool: KvPool, scheduler: Scheduler) -> Offline:
+    def over(cls, model: LoadedModel, pool: KvPool, backend: AttentionBackend, *, scheduler: Scheduler) -> Offline:
         """Runners of `model` over `pool`."""
-        runner, all_rows = WatchedRunner(model, pool), WatchedRunner(model, pool, every_row=True)
+        runner, all_rows = (WatchedRunner(model, pool, backend, every_row=every_row) for every_row in (False, True))
         return cls(scheduler=scheduler, runner=runner, all_rows=all_rows)
 
 

@@ -11,9 +11,9 @@ from headrace_core.knobs.resolve import ConfigError, EngineConfig, resolve
 from headrace_core.observations import ModelWidths, SideSpec
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine import device as devices
-from headrace_engine.engine import size_pool
+from headrace_engine.attention.kv_cache import LayerShape, block_bytes
+from headrace_engine.engine import pick_attention, size_pool
 from headrace_engine.errors import SettingsError
-from headrace_engine.model.kv_cache import LayerShape, block_bytes
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.quality.offline import Offline, crowd
 
@@ -51,7 +51,7 @@ def build(side: ResolvedSide, model: LoadedModel, layers: Mapping[int, LayerShap
     scheduler = Scheduler(config, num_blocks=pool.num_blocks, max_model_len=int(config.max_model_len or 0))
     if spec.num_blocks is not None:
         crowd(scheduler)
-    return Offline.over(model, pool, scheduler)
+    return Offline.over(model, pool, pick_attention(model, layers, config), scheduler=scheduler)
 
 
 def dtype(side: ResolvedSide, device: torch.device) -> torch.dtype:

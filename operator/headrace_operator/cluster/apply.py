@@ -1,4 +1,4 @@
-"""Carries out a plan: looks before the first write, applies in order, remembers what it may not read."""
+"""Desired objects into the cluster: a pure plan of what to apply, and the writer that carries it out."""
 
 from __future__ import annotations
 
@@ -11,17 +11,131 @@ from headrace_api.names import OPERATOR_MANAGER
 from headrace_client.errors import Conflict, KubeError
 from headrace_client.resources import resource_of
 from headrace_operator.cluster.hashing import digest
-from headrace_operator.cluster.plan import BLIND_KINDS, Ref, make_plan, ref_of, same_owner, stamped
 from headrace_operator.protocols import Cache, KubeApi
 
 LOG = logging.getLogger(__name__)
+HASH_ANNOTATION = "headrace.dev/applied"
+ROOT = "(object)"
+Ref = tuple[str, str]  # kind, name
 Body = Mapping[str, Any]
-BLIND_SECONDS = 600.0  # after which an object that is never read is applied again, in case somebody removed it
+
+# Written once and never read: the operator has no right to read Secrets, and asks for none that it can do without.
+BLIND_KINDS = frozenset({"Secret", "ServiceAccount", "Role", "RoleBinding"})
+BLIND_SECONDS = 600.0  # after which such an object is applied again, in case somebody removed it
+# Its pod template cannot change, and it must not run twice.
+CREATE_ONLY_KINDS = frozenset({"Job"})
+
+
+# The plan. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPlan:
+    """`apply` in order, `why` one line each; `conflicts` are names that belong to somebody else."""
+
+    apply: tuple[dict[str, Any], ...] = ()
+    why: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+
+
+def ref_of(body: Body) -> Ref:
+    """Kind and name of an object."""
+    return body["kind"], body["metadata"]["name"]
+
+
+def stamped(body: Body) -> dict[str, Any]:
+    """`body` with the digest of itself as an annotation: a key that was dropped from desired shows by it."""
+    metadata = body["metadata"]
+    annotations = {**metadata.get("annotations", {}), HASH_ANNOTATION: digest(body)}
+    return {**body, "metadata": {**metadata, "annotations": annotations}}
+
+
+def make_plan(desired: Iterable[Body], observed: Mapping[Ref, Body]) -> ApplyPlan:
+    """What to apply so that `observed` becomes `desired`. Objects that nobody asked for are not touched."""
+    apply, why, conflicts = [], [], []
+    for body in desired:
+        there = observed.get(ref_of(body))
+        if there is not None and not same_owner(body, there):
+            conflicts.append(_conflict(body, there))
+            continue
+        reason = _reason(body, there)
+        if reason:
+            apply.append(stamped(body))
+            why.append("{} {}: {}".format(*ref_of(body), reason))
+    return ApplyPlan(apply=tuple(apply), why=tuple(why), conflicts=tuple(conflicts))
+
+
+def same_owner(body: Body, there: Body) -> bool:
+    """Whether the object that is there is controlled by the owner that `body` names."""
+    wanted = _controller(body)
+    return wanted is None or wanted == _controller(there)
+
+
+def _controller(body: Body) -> str | None:
+    owners = body["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+
+
+def _conflict(body: Body, there: Body) -> str:
+    kind, name = ref_of(body)
+    owners = there["metadata"].get("ownerReferences") or ()
+    whose = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "nobody"
+    return f"{kind} {name} exists and belongs to {whose}, not to this object; delete it or choose another name"
+
+
+def _reason(body: Body, there: Body | None) -> str:
+    if there is None:
+        return "does not exist"
+    if there["metadata"].get("deletionTimestamp") or body["kind"] in CREATE_ONLY_KINDS:
+        return ""  # a name that is being deleted cannot be taken over; its DELETED event brings us back
+    annotations = there["metadata"].get("annotations") or {}
+    if annotations.get(HASH_ANNOTATION) != digest(body):
+        return "is of another version"
+    where = difference(body, there)
+    return f"was changed by somebody else at {where}" if where else ""
+
+
+def difference(wanted: Any, there: Any, path: str = "") -> str:
+    """Where `there` lacks something of `wanted`, or an empty string. What only `there` has is not ours to judge."""
+    if isinstance(wanted, Mapping):
+        return _mapping_difference(wanted, there, path)
+    if isinstance(wanted, list):
+        return _list_difference(wanted, there, path)
+    return "" if wanted == there else path or ROOT
+
+
+def _mapping_difference(wanted: Mapping[str, Any], there: Any, path: str) -> str:
+    if not isinstance(there, Mapping):
+        return "" if not wanted and there is None else path or ROOT
+    for key, value in wanted.items():
+        found = difference(value, there.get(key), f"{path}.{key}".removeprefix("."))
+        if found:
+            return found
+    return ""
+
+
+def _list_difference(wanted: list[Any], there: Any, path: str) -> str:
+    if not wanted and there is None:
+        return ""
+    if not isinstance(there, list):
+        return path or ROOT
+    if wanted and all(isinstance(item, Mapping) and "name" in item for item in wanted):
+        # Containers, ports, variables, volumes: an admission plugin may add to them or sort them.
+        by_name = {item.get("name"): item for item in there}
+        found = (difference(item, by_name.get(item["name"]), f"{path}[{item['name']}]") for item in wanted)
+        return next((where for where in found if where), "")
+    if len(wanted) != len(there):
+        return path or ROOT
+    found = (difference(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(wanted, there, strict=True)))
+    return next((where for where in found if where), "")
+
+
+# The writer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """How a plan went. `conflict` and `error` are sentences, empty when there was none."""
+    """How it went. `conflict` and `error` are sentences, empty when there was none."""
 
     wrote: int = 0
     conflict: str = ""
@@ -29,11 +143,11 @@ class Written:
 
 
 class Writer:
-    """Applies desired objects. One per operator."""
+    """Applies desired objects: looks before the first write, applies in order, remembers what it may not read."""
 
-    def __init__(self, kube: KubeApi, view: Cache, *, clock: Callable[[], float]) -> None:
+    def __init__(self, kube: KubeApi, cache: Cache, *, clock: Callable[[], float]) -> None:
         self._kube = kube
-        self._view = view
+        self._cache = cache
         self._clock = clock
         self._blind: dict[tuple[str, str, str], tuple[str, float]] = {}
 
@@ -62,7 +176,7 @@ class Writer:
         kind, name = ref_of(body)
         namespace = body["metadata"]["namespace"]
         if kind not in BLIND_KINDS:
-            return self._view.child(kind, namespace, name)
+            return self._cache.child(kind, namespace, name)
         written = self._blind.get((namespace, kind, name))
         if written is None or distrust:
             return None
@@ -75,7 +189,7 @@ class Writer:
         if kind in BLIND_KINDS:
             return await self._apply_blind(body)
         if new:
-            # The view holds only objects with our label: a stranger of the same name must not be taken over.
+            # The cache holds only objects with our label: a stranger of the same name must not be taken over.
             there = await self._kube.get(resource_of(body), name, namespace)
             if there is not None and not same_owner(body, there):
                 return f"{kind} {name} exists and is not this object's; delete it or choose another name"
@@ -92,7 +206,7 @@ class Writer:
             return f"{kind} {name} exists with other content: {error}; delete it or choose another name"
         source = {**body, "metadata": {**body["metadata"]}}
         annotations = dict(source["metadata"].pop("annotations"))
-        del annotations["headrace.dev/applied"]
+        del annotations[HASH_ANNOTATION]
         if annotations:
             source["metadata"]["annotations"] = annotations
         self._blind[key] = (digest(source), self._clock())

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace_api.names import OPERATOR_MANAGER
-from headrace_api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType
+from headrace_api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Reason
 from headrace_client.errors import Conflict, KubeError
 from headrace_operator.cluster.hashing import digest
 from headrace_operator.protocols import KubeApi
@@ -64,23 +64,30 @@ def condition_event(body: Mapping[str, Any], item: Condition, *, now: datetime) 
     }
 
 
+# What is only a beginning, or as somebody wants it.
 _WAITING = frozenset(
     {
-        "PodsPending",
-        "EngineStarting",
-        "ConfigPending",
-        "ScaledToZero",
-        "NotRoutable",
-        "Pending",
-        "Running",
-        "NotDecided",
+        Reason.PODS_PENDING,
+        Reason.ENGINE_STARTING,
+        Reason.CONFIG_PENDING,
+        Reason.SCALED_TO_ZERO,
+        Reason.NOT_ROUTABLE,
+        Reason.PENDING,
+        Reason.RUNNING,
+        Reason.FINISHED,
+        Reason.NOT_DECIDED,
+        Reason.NOTHING_TO_APPLY,
+        Reason.NOT_REQUESTED,
+        Reason.AWAITING_APPROVAL,
+        Reason.APPLYING,
     }
-    | {"NothingToApply", "NotRequested", "AwaitingApproval", "Applying", "Finished"}
 )
+_STOPPED = frozenset({Reason.DEADLINE_EXCEEDED, Reason.API_ERROR})
 
 
 def is_warning(item: Condition) -> bool:
-    """Whether a person should look."""
-    if item.status is not ConditionStatus.FALSE or item.reason in _WAITING:
+    """Whether a person should look. A reason that this release doesn't know is worth a look."""
+    known = next((reason for reason in Reason if reason.value == item.reason), None)
+    if item.status is not ConditionStatus.FALSE or known in _WAITING:
         return False
-    return item.type != ConditionType.PROGRESSING.value or item.reason in ("DeadlineExceeded", "APIError")
+    return item.type != ConditionType.PROGRESSING.value or known in _STOPPED

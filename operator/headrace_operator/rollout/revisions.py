@@ -15,10 +15,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from headrace_api.names import TUNED_KEY
-from headrace_api.v1alpha1.inferenceservice import TunedStatus
+from headrace_api import names
+from headrace_api.v1alpha1.inferenceservice import InferenceService, TunedStatus
 from headrace_api.v1alpha1.knobs import EngineKnobs
 from headrace_core.knobs.table import KnobValue
+from headrace_operator.cluster.owned import Owned
 
 
 class RevisionState(StrEnum):
@@ -67,17 +68,20 @@ _ADAPTER = TypeAdapter(ActiveRevision)
 
 def read_active_revision(config_map: Mapping[str, Any] | None) -> ActiveRevision | None:
     """The proposal in force, or None. Raises ValueError for content that nobody of ours wrote."""
-    text = ((config_map or {}).get("data") or {}).get(TUNED_KEY)
+    text = ((config_map or {}).get("data") or {}).get(names.TUNED_KEY)
     if not text:
         return None
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or TUNED_KEY
-        raise ValueError(f"key {TUNED_KEY}: {where}: {first['msg']}") from None
+        where = ".".join(str(part) for part in first["loc"]) or names.TUNED_KEY
+        raise ValueError(f"key {names.TUNED_KEY}: {where}: {first['msg']}") from None
 
 
-def tuned_data(record: ActiveRevision | None) -> dict[str, str]:
-    """Data of the ConfigMap."""
-    return {} if record is None else {TUNED_KEY: json.dumps(record.to_json(), sort_keys=True)}
+def active_revision_config_map(service: InferenceService, active: ActiveRevision | None) -> dict[str, Any]:
+    """The ConfigMap that makes `active` the revision in force; None: the service's own config."""
+    name = service.metadata.name
+    owned = Owned(service.metadata.namespace or "", names.service_labels(name), service.owner_reference())
+    data = {} if active is None else {names.TUNED_KEY: json.dumps(active.to_json(), sort_keys=True)}
+    return owned.config_map(names.tuned_config_map(name), data)

@@ -1,4 +1,4 @@
-"""`View` over Kopf's indexes. An index maps a key to the collection of what was indexed under it."""
+"""`Cache` over Kopf's indexes. An index maps a key to the collection of what was indexed under it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Index = Mapping[Any, Collection[Body]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexCache:
-    """See `ports.View`. The keys are those that the functions below make."""
+    """See `protocols.Cache`. The keys are those that the functions below make."""
 
     services: Index
     runs: Index

@@ -1,4 +1,4 @@
-"""Kopf decorators, and nothing else: indexes fill the view, events fill the queue. No handler does I/O.
+"""Kopf decorators, and nothing else: indexes fill the cache, events fill the queue. No handler does I/O.
 
 Only `on.event` and `index` are used, so Kopf writes nothing on any object: no finalizer, no annotation.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kopf
@@ -33,7 +32,7 @@ from headrace_operator.runtime.cache import (
     run_service_key,
     slim,
 )
-from headrace_operator.runtime.login import session_of
+from headrace_operator.runtime.login import log_in
 from headrace_operator.runtime.worker import WorkerPool
 
 LOG = logging.getLogger(__name__)
@@ -81,34 +80,29 @@ def _selector(resource: ApiResource) -> tuple[str, str]:
 def _login(registry: kopf.OperatorRegistry, connection: Connection) -> None:
     @kopf.on.login(registry=registry, id="connection", errors=kopf.ErrorsMode.PERMANENT)
     async def login(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(
-            server=connection.server,
-            aiohttp_session=session_of(connection),
-            default_namespace=connection.namespace,
-            expiration=datetime.now(UTC) + timedelta(days=365),  # noqa: TID251  (the session renews itself)
-        )
+        return await log_in(connection)
 
 
 def _lifecycle(registry: kopf.OperatorRegistry, start: Start) -> None:
     @kopf.on.startup(registry=registry, id="start", errors=kopf.ErrorsMode.PERMANENT)
     async def startup(memo: Any, **kwargs: Any) -> None:
-        memo.view = view_of(kwargs)
-        memo.shell = await start(memo.view)
+        memo.cache = cache_of(kwargs)
+        memo.workers = await start(memo.cache)
 
     @kopf.on.cleanup(registry=registry, id="stop")
     async def cleanup(memo: Any, **_: Any) -> None:
-        await memo.shell.stop()
+        await memo.workers.stop()
 
     @kopf.on.probe(registry=registry, id="workers", errors=kopf.ErrorsMode.PERMANENT)
     async def probe(memo: Any, **_: Any) -> str:
-        problem = memo.shell.problem()
+        problem = memo.workers.problem()
         if problem:
             raise kopf.PermanentError(problem)
         return "ok"
 
 
-def view_of(indexes: Mapping[str, Any]) -> IndexCache:
-    """The view over Kopf's indexes, which it passes to handlers by name."""
+def cache_of(indexes: Mapping[str, Any]) -> IndexCache:
+    """The cache over Kopf's indexes, which it passes to handlers by name."""
     return IndexCache(
         services=indexes["services"],
         runs=indexes["runs"],
@@ -140,7 +134,7 @@ def _events(registry: kopf.OperatorRegistry) -> None:
     @kopf.on.event(*_selector(INFERENCE_SERVICES), registry=registry, id="service_changed")
     async def service_changed(memo: Any, body: kopf.Body, **_: Any) -> None:
         _add(memo, Key(names.INFERENCE_SERVICE_KIND, *object_key(body)))
-        for run in memo.view.runs_of(*object_key(body)):
+        for run in memo.cache.runs_of(*object_key(body)):
             _add(memo, Key(names.TUNING_RUN_KIND, *object_key(run)))
 
     @kopf.on.event(*_selector(TUNING_RUNS), registry=registry, id="run_changed")
@@ -159,5 +153,5 @@ def _events(registry: kopf.OperatorRegistry) -> None:
 
 
 def _add(memo: Any, key: Key) -> None:
-    memo.shell.queue.add(key)
-    memo.shell.metrics.last_event.set_to_current_time()
+    memo.workers.queue.add(key)
+    memo.workers.metrics.last_event.set_to_current_time()

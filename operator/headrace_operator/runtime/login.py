@@ -1,26 +1,66 @@
-"""One login for Kopf and for our own client: the connection of `headrace_client`, with its rotating token."""
+"""One login for Kopf and for our own client: the connection of `headrace_client`, with its renewed credentials."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
+import kopf
 
-from headrace_client.connection import Connection
+from headrace_client.connection import Connection, Credentials
+from headrace_client.errors import KubeconfigError
+
+_FOREVER = timedelta(days=365)  # the session renews itself; Kopf logs in again only after a 401
 
 
-def session_of(connection: Connection) -> aiohttp.ClientSession:
-    """A session whose every request carries the credentials of that moment."""
+async def log_in(connection: Connection) -> kopf.AiohttpSession:
+    """What Kopf's login handler returns. Raises `KubeconfigError`."""
+    credentials = await connection.credentials()
+    return kopf.AiohttpSession(
+        server=credentials.configuration.host,
+        aiohttp_session=session_of(connection, credentials),
+        default_namespace=connection.namespace,
+        expiration=datetime.now(UTC) + _FOREVER,  # noqa: TID251
+    )
+
+
+def session_of(connection: Connection, first: Credentials) -> aiohttp.ClientSession:
+    """A session whose every request carries the credentials of that moment; `first` are those of now."""
+    tls, loaded = first.ssl_context(), first.tls
 
     async def authenticate(
         request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        request.headers.update(connection.headers(asyncio.get_running_loop().time()))
+        nonlocal loaded
+        with _as_lost_connection():
+            credentials = await connection.credentials()
+            if credentials.tls != loaded:
+                # Connections that are open keep the old certificate: a 401 on one makes Kopf ask for a new session.
+                credentials.reload(tls)
+                loaded = credentials.tls
+        request.headers.update(credentials.headers())
+        request.server_hostname = credentials.configuration.tls_server_name
         response = await handler(request)
         if response.status == 401:
-            connection.refused()
+            with _as_lost_connection():
+                await connection.refused(credentials)
         return response
 
-    tls = connection.ssl
-    connector = aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls)
-    return aiohttp.ClientSession(connector=connector, middlewares=(authenticate,))
+    configuration = first.configuration
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=tls),
+        middlewares=(authenticate,),
+        proxy=configuration.proxy,
+        **configuration.client_session_kwargs,
+    )
+
+
+@contextmanager
+def _as_lost_connection() -> Iterator[None]:
+    """A login that fails for the moment is, for Kopf, like a server out of reach: it tries again and does not end."""
+    try:
+        yield
+    except KubeconfigError as error:
+        raise aiohttp.ClientConnectionError(str(error)) from error

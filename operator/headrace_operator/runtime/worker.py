@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from headrace_client.errors import Conflict, KubeError
 from headrace_operator.metrics import Metrics
 from headrace_operator.protocols import Key
+from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.runtime.work_queue import WorkQueue
-from headrace_operator.service.controller import Requeue
 
 LOG = logging.getLogger(__name__)
 CONFLICT_SECONDS = 0.2  # by then the watch has shown what we conflicted with

@@ -1,4 +1,4 @@
-"""One pass over one InferenceService: see, plan, apply, converge the engines, prove the route, write the status once.
+"""One pass over one InferenceService: see, plan, apply, push the config, prove the route, write the status once.
 
 The only place that orders the I/O of a service; every decision is in a pure module. A pass that finds nothing to do
 writes nothing.
@@ -7,9 +7,8 @@ writes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from headrace_api import names
@@ -19,9 +18,9 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService, InferenceSe
 from headrace_client.errors import EngineCallError
 from headrace_client.resources import INFERENCE_SERVICES
 from headrace_core.knobs.resolve import ConfigError
-from headrace_operator.cluster.apply import Writer, Written
-from headrace_operator.cluster.events import EventPoster
+from headrace_operator.cluster.apply import Written
 from headrace_operator.cluster.findings import Finding, no
+from headrace_operator.cluster.fresh_status import FreshStatus
 from headrace_operator.cluster.hashing import service_token
 from headrace_operator.cluster.observe import (
     DeploymentView,
@@ -31,50 +30,26 @@ from headrace_operator.cluster.observe import (
     deployment_view,
     pod_view,
 )
+from headrace_operator.dependencies import Dependencies
+from headrace_operator.engines.base import EngineProbe, WantedConfig
+from headrace_operator.engines.registry import DEFINITIONS
 from headrace_operator.errors import SpecRefusedError
-from headrace_operator.protocols import Cache, EngineApi, Key, KubeApi, WindowMetrics
+from headrace_operator.protocols import Key
 from headrace_operator.rollout.config_push import DRIFT_SECONDS, ConfigPush
-from headrace_operator.rollout.revisions import ActiveRevision, RevisionState, read_active_revision
+from headrace_operator.rollout.revisions import ActiveRevision
+from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.service.effective_config import EffectiveConfig, effective_config
-from headrace_operator.service.model_sources import model_argument
-from headrace_operator.service.objects import ServiceObjects, service_objects, tuned_config_map
-from headrace_operator.service.readiness import CONFIG_PROBLEMS, EngineProbe, Fleet, engines_ready
+from headrace_operator.service.objects import ServiceObjects, service_objects
+from headrace_operator.service.readiness import CONFIG_PROBLEMS, Fleet, engines_ready
 from headrace_operator.service.status import (
     ServiceObservation,
     changed,
     service_status,
-    service_url,
 )
-from headrace_operator.settings import OperatorSettings
 
 LOG = logging.getLogger(__name__)
 SOON = 1.0  # seconds: engines that are still to be changed, a route that is still to carry a token
 LATER = 15.0  # seconds: what waits for a person
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requeue:
-    """When the key is due again; `failed` backs off instead."""
-
-    after: float | None = None
-    failed: str = ""
-    gone: bool = False
-    wake: tuple[Key, ...] = ()  # other keys that this pass concerns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dependencies:
-    """What both reconcilers work with. `now` is wall time, `clock` the loop's."""
-
-    kube: KubeApi
-    view: Cache
-    engines: EngineApi
-    metrics: WindowMetrics
-    settings: OperatorSettings
-    writer: Writer
-    events: EventPoster
-    now: Callable[[], datetime]
-    clock: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +58,7 @@ class _Wanted:
 
     config: EffectiveConfig | None = None
     objects: ServiceObjects | None = None
-    tuned: ActiveRevision | None = None
+    active: ActiveRevision | None = None
     problem: Finding | None = None
     token: str = ""
 
@@ -91,15 +66,15 @@ class _Wanted:
 class ServiceController:
     """Reconciles InferenceServices."""
 
-    def __init__(self, tools: Dependencies) -> None:
-        self._tools = tools
-        self._convergence = ConfigPush(tools.engines, clock=tools.clock)
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._push = ConfigPush(clock=dependencies.clock)
         self._proofs: dict[Key, tuple[str, frozenset[tuple[str, int]]]] = {}
         self._fresh = FreshStatus()
 
     async def reconcile(self, key: Key) -> Requeue:
         """One pass. The key's object may be gone."""
-        body = self._fresh.newest(key, self._tools.view.service(key.namespace, key.name))
+        body = self._fresh.newest(key, self._dependencies.cache.service(key.namespace, key.name))
         if body is None:
             self._forget(key)
             return Requeue(gone=True)
@@ -113,75 +88,57 @@ class ServiceController:
 
     async def _reconcile(self, key: Key, body: Mapping[str, Any], service: InferenceService) -> Requeue:
         wanted = self._wanted(service)
-        orphaned = wanted.tuned is not None and self._abandoned(service, wanted.tuned)
-        if orphaned and wanted.tuned is not None:
-            return await self._restore(service, wanted.tuned)
+        restored = await self._dependencies.rollout.restore_abandoned(service, wanted.active)
+        if restored is not None:
+            # The cache shows the restored record soon; that event, or this delay, brings the next pass.
+            return Requeue(after=SOON, failed=restored.error or restored.conflict)
         written = await self._write(service, wanted)
         seen = await self._observe(key, service, wanted, written)
-        status = service_status(service, seen, now=self._tools.now())
+        status = service_status(service, seen, now=self._dependencies.now())
         await self._save(body, service, status)
         return self._again(key, service, seen, written)
 
     def _wanted(self, service: InferenceService) -> _Wanted:
-        tools, metadata = self._tools, service.metadata
+        dependencies, metadata = self._dependencies, service.metadata
         namespace = metadata.namespace or ""
-        token = service_token(tools.settings.root_token, namespace=namespace, service=metadata.name)
-        tuned: ActiveRevision | None = None
+        token = service_token(dependencies.settings.root_token, namespace=namespace, service=metadata.name)
+        active = dependencies.rollout.active(namespace, metadata.name)
         try:
-            tuned = read_active_revision(
-                tools.view.child("ConfigMap", namespace, names.tuned_config_map(metadata.name))
-            )
-        except ValueError as error:
-            LOG.error("ConfigMap %s/%s is not used: %s", namespace, names.tuned_config_map(metadata.name), error)
-        try:
-            config = effective_config(service, tuned)
-            target = service_objects(service, config, images=tools.settings.images, token=token)
+            config = effective_config(service, active)
+            target = service_objects(service, config.wanted, images=dependencies.settings.images, token=token)
         except ConfigError as error:
             listed = "; ".join(f"spec.engine.config.{problem}" for problem in error.problems)
-            return _Wanted(tuned=tuned, token=token, problem=no(Reason.INVALID_CONFIG, listed))
+            return _Wanted(active=active, token=token, problem=no(Reason.INVALID_CONFIG, listed))
         except SpecRefusedError as error:
-            return _Wanted(tuned=tuned, token=token, problem=no(error.reason, error.message))
-        return _Wanted(config=config, objects=target, tuned=tuned, token=token)
-
-    def _abandoned(self, service: InferenceService, tuned: ActiveRevision) -> bool:
-        """Whether a proposal is in force unproven, and its run will never judge it."""
-        if tuned.state is not RevisionState.CHECKING:
-            return False
-        run = self._tools.view.run(service.metadata.namespace or "", tuned.tuning_run)
-        return run is None or run["metadata"]["uid"] != tuned.run_uid or bool(run["metadata"].get("deletionTimestamp"))
-
-    async def _restore(self, service: InferenceService, tuned: ActiveRevision) -> Requeue:
-        LOG.warning("TuningRun %s is gone before its proposal was judged: the old knobs are restored", tuned.tuning_run)
-        written = await self._tools.writer.bring([tuned_config_map(service, tuned.before())])
-        # The view shows the restored record soon; that event, or this delay, brings the next pass.
-        return Requeue(after=SOON, failed=written.error or written.conflict)
+            return _Wanted(active=active, token=token, problem=no(error.reason, error.message))
+        return _Wanted(config=config, objects=target, active=active, token=token)
 
     async def _write(self, service: InferenceService, wanted: _Wanted) -> Written:
         if wanted.objects is None:
             return Written()
         missing = any(pod.waiting in CONFIG_PROBLEMS for pod in self._pods(service))
-        return await self._tools.writer.bring(wanted.objects.objects, distrust=missing)
+        return await self._dependencies.writer.bring(wanted.objects.objects, distrust=missing)
 
     def _pods(self, service: InferenceService) -> list[PodView]:
-        raw = self._tools.view.engine_pods(service.metadata.namespace or "", service.metadata.name)
+        raw = self._dependencies.cache.engine_pods(service.metadata.namespace or "", service.metadata.name)
         pods = (pod_view(body) for body in raw)
         return by_age(pod for pod in pods if pod.track == names.TRACK_STABLE)
 
     def _deployment(self, service: InferenceService) -> DeploymentView | None:
         name = names.stable_deployment(service.metadata.name)
-        body = self._tools.view.child("Deployment", service.metadata.namespace or "", name)
+        body = self._dependencies.cache.child("Deployment", service.metadata.namespace or "", name)
         return deployment_view(body) if body else None
 
     async def _observe(
         self, key: Key, service: InferenceService, wanted: _Wanted, written: Written
     ) -> ServiceObservation:
-        view = self._tools.view
+        cache = self._dependencies.cache
         fleet = self._fleet(service, wanted, self._deployment(service))
         if wanted.config is not None:
-            fleet = await self._converged(fleet, wanted.config, wanted.token)
+            fleet = await self._pushed(service, fleet, wanted.config.wanted, wanted.token)
         else:
             fleet = _as_is(fleet)
-        address = cluster_ip(view.child("Service", key.namespace, names.service_name(key.name)))
+        address = cluster_ip(cache.child("Service", key.namespace, names.service_name(key.name)))
         problem = await self._prove(key, service, fleet, address)
         return ServiceObservation(
             fleet=fleet,
@@ -192,7 +149,7 @@ class ServiceController:
             cluster_ip=address,
             routable=not problem,
             route_problem=problem,
-            tuned=wanted.tuned,
+            active=wanted.active,
         )
 
     def _fleet(self, service: InferenceService, wanted: _Wanted, deployment: DeploymentView | None) -> Fleet:
@@ -202,15 +159,16 @@ class ServiceController:
             pods=self._pods(service),
             replicas=service.spec.replicas,
             revision=wanted.objects.template_revision if wanted.objects else there,
-            model=_model(service),
+            engine=DEFINITIONS[service.spec.engine.kind],
             probed={},
             deployment=deployment,
         )
 
-    async def _converged(self, fleet: Fleet, config: EffectiveConfig, token: str) -> Fleet:
+    async def _pushed(self, service: InferenceService, fleet: Fleet, wanted: WantedConfig, token: str) -> Fleet:
         gone = {pod.uid for pod in fleet.pods} - {pod.uid for pod in fleet.live}
-        self._convergence.forget(gone)
-        probed: dict[str, EngineProbe] = await self._convergence.bring(fleet.current, config, token=token)
+        self._push.forget(gone)
+        engines = self._dependencies.engines[service.spec.engine.kind]
+        probed = await self._push.bring(engines, fleet.current, wanted, token=token)
         return replace(fleet, probed=probed)
 
     async def _prove(self, key: Key, service: InferenceService, fleet: Fleet, address: str) -> str:
@@ -224,7 +182,8 @@ class ServiceController:
         if revision == fleet.revision and ready & proven:
             return ""
         try:
-            await self._tools.engines.one_token(service_url(address), model=service.served_name)
+            engines = self._dependencies.engines[service.spec.engine.kind]
+            await engines.one_token(fleet.engine.url(address), model=service.served_name)
         except EngineCallError as error:
             return f"no token through the Service: {error}"
         self._proofs[key] = (fleet.revision, ready)
@@ -235,11 +194,11 @@ class ServiceController:
             return
         news = changed(service.status.conditions, status.conditions)
         whole = {**body, "status": status.to_kube()}
-        answer = await self._tools.kube.replace_status(INFERENCE_SERVICES, whole)
+        answer = await self._dependencies.kube.replace_status(INFERENCE_SERVICES, whole)
         self._fresh.wrote(_key(service), body, answer)
         for item in news:
             LOG.info("%s: %s=%s %s: %s", service.key, item.type, item.status.value, item.reason, item.message)
-        await self._tools.events.conditions(body, news)
+        await self._dependencies.events.conditions(body, news)
 
     async def _unreadable(self, body: Mapping[str, Any], error: InvalidResource) -> Requeue:
         """A spec that the schema let through and the models do not: say so, touch nothing else."""
@@ -254,11 +213,11 @@ class ServiceController:
         there = self._deployment(service)
         fleet = _as_is(self._fleet(service, _Wanted(problem=finding), there))
         seen = ServiceObservation(fleet=fleet, spec_problem=finding)
-        await self._save(body, service, service_status(service, seen, now=self._tools.now()))
+        await self._save(body, service, service_status(service, seen, now=self._dependencies.now()))
         return Requeue()
 
     def _again(self, key: Key, service: InferenceService, seen: ServiceObservation, written: Written) -> Requeue:
-        runs = self._tools.view.runs_of(key.namespace, key.name)
+        runs = self._dependencies.cache.runs_of(key.namespace, key.name)
         wake = tuple(Key(names.TUNING_RUN_KIND, key.namespace, run["metadata"]["name"]) for run in runs)
         if written.error:
             return Requeue(failed=written.error, wake=wake)
@@ -266,7 +225,7 @@ class ServiceController:
 
     def _forget(self, key: Key) -> None:
         self._proofs.pop(key, None)
-        self._tools.writer.forget(key.namespace, [("Secret", names.admin_secret(key.name))])
+        self._dependencies.writer.forget(key.namespace, [("Secret", names.admin_secret(key.name))])
 
 
 def _as_is(fleet: Fleet) -> Fleet:
@@ -292,36 +251,4 @@ def _key(service: InferenceService) -> Key:
 
 
 def _revision(seen: ServiceObservation) -> str | None:
-    return seen.config.revision if seen.config else None
-
-
-def _model(service: InferenceService) -> str:
-    try:
-        return model_argument(service.spec.model)
-    except SpecRefusedError:
-        return service.spec.model.uri
-
-
-class FreshStatus:
-    """Reads our own status writes: the view shows them a moment later, and a stale status must not decide again."""
-
-    def __init__(self) -> None:
-        self._written: dict[Key, tuple[frozenset[tuple[str, str]], dict[str, Any]]] = {}  # outdated versions, newest
-
-    def newest(self, key: Key, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """`body`, or what we made of it since."""
-        outdated, answer = self._written.get(key, (frozenset(), {}))
-        if body is None or _version(body) not in outdated:
-            self._written.pop(key, None)
-            return body
-        return answer
-
-    def wrote(self, key: Key, body: Mapping[str, Any], answer: dict[str, Any]) -> None:
-        """`answer` is what the API server made of a status written from `body`."""
-        outdated, _ = self._written.get(key, (frozenset(), {}))
-        if _version(answer) != _version(body):
-            self._written[key] = (outdated | {_version(body)}, answer)
-
-
-def _version(body: Mapping[str, Any]) -> tuple[str, str]:
-    return body["metadata"]["uid"], body["metadata"].get("resourceVersion", "")
+    return seen.config.wanted.revision if seen.config else None

@@ -34,23 +34,27 @@ def explain_config(
     service: InferenceService,
     config: EffectiveConfig,
     *,
-    tuned: ActiveRevision | None,
+    active: ActiveRevision | None,
     managed_fields: Iterable[Mapping[str, Any]],
 ) -> list[KnobExplanation]:
     """One line a knob, in the table's order. A value that the engine computes is taken from the status."""
     fields = list(managed_fields)
     shown = service.status.config.values() if service.status.config else {}
-    values = {**config.config().values(), **shown, **config.values}
-    return [_explain(knob, values.get(knob.name), config, tuned, fields) for knob in KNOBS]
+    values = {**config.wanted.config().values(), **shown, **config.wanted.values}
+    return [_explain(knob, values.get(knob.name), config, active, fields) for knob in KNOBS]
 
 
 def _explain(
-    knob: Knob, value: KnobValue, config: EffectiveConfig, tuned: ActiveRevision | None, fields: list[Mapping[str, Any]]
+    knob: Knob,
+    value: KnobValue,
+    config: EffectiveConfig,
+    active: ActiveRevision | None,
+    fields: list[Mapping[str, Any]],
 ) -> KnobExplanation:
     source = config.sources[knob.name]
     by, since = "headrace", ""
-    if source is KnobSource.TUNED and tuned is not None:
-        by, since = f"TuningRun {tuned.tuning_run} ({tuned.state.value})", _rfc3339(tuned)
+    if source is KnobSource.TUNED and active is not None:
+        by, since = f"TuningRun {active.tuning_run} ({active.state.value})", _rfc3339(active)
     elif source is KnobSource.SPEC:
         by, since = manager_of(("spec", "engine", "config", knob.camel), fields)
     return KnobExplanation(
@@ -74,5 +78,5 @@ def _owns(tree: Mapping[str, Any], path: tuple[str, ...]) -> bool:
     return True
 
 
-def _rfc3339(tuned: ActiveRevision) -> str:
-    return tuned.applied_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+def _rfc3339(active: ActiveRevision) -> str:
+    return active.applied_at.strftime("%Y-%m-%dT%H:%M:%SZ")

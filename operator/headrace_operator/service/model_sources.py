@@ -1,39 +1,55 @@
-"""Where a model comes from: `spec.model` to the argument of `headrace serve`, or why this release cannot."""
+"""Where a model comes from, as a value: what its pod needs, and what the engine is told to serve."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from headrace_api.v1alpha1.conditions import Reason
 from headrace_api.v1alpha1.inferenceservice import ModelSpec
 from headrace_operator.errors import SpecRefusedError
 
 
-def model_argument(model: ModelSpec) -> str:
-    """What the engine is told to serve: a path or a hub id. Raises `SpecRefusedError`."""
-    scheme, rest = model.uri.split("://", 1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Additions to the engine's pod, as Kubernetes JSON, and the model as the engine gets it."""
+
+    argument: str  # path or hub id
+    revision: str | None = None
+    init_containers: tuple[Mapping[str, Any], ...] = ()
+    volumes: tuple[Mapping[str, Any], ...] = ()
+    mounts: tuple[Mapping[str, Any], ...] = ()
+    env: tuple[Mapping[str, Any], ...] = ()
+
+
+def model_source(model: ModelSpec) -> ModelSource:
+    """Source of `spec.model`. Raises `SpecRefusedError` for what this release cannot serve from."""
+    scheme, place = model.uri.split("://", 1)
     if model.tokenizer is not None:
         raise _refused("spec.model.tokenizer: the tokenizer is read from beside the weights; leave the field out")
     if model.revision is not None and scheme != "hf":
         raise _refused(f"spec.model.revision: {model.uri} has no revisions, only hf:// has; leave the field out")
-    if scheme == "file":
-        return _absolute(model.uri, rest)
-    if scheme == "hf":
-        return rest.strip("/")
-    raise _refused(
-        f"spec.model.uri: {model.uri}: {scheme}:// is not served from yet; use file:///PATH for a folder that the pod "
-        "sees, or hf://OWNER/NAME"
-    )
+    source = _SOURCES.get(scheme)
+    if source is None:
+        raise _refused(
+            f"spec.model.uri: {model.uri}: {scheme}:// is not served from yet; use file:///PATH for a folder that the "
+            "pod sees, or hf://OWNER/NAME"
+        )
+    return source(model, place)
 
 
-def model_command(model: ModelSpec) -> list[str]:
-    """The same as arguments of `serve`, with the revision. Raises `SpecRefusedError`."""
-    revision = [] if model.revision is None else ["--revision", model.revision]
-    return [model_argument(model), *revision]
-
-
-def _absolute(uri: str, path: str) -> str:
+def _folder(model: ModelSpec, path: str) -> ModelSource:
     if not path.startswith("/"):
-        raise _refused(f"spec.model.uri: {uri}: needs an absolute path, with three slashes: file:///{path}")
-    return path
+        raise _refused(f"spec.model.uri: {model.uri}: needs an absolute path, with three slashes: file:///{path}")
+    return ModelSource(argument=path)
+
+
+def _hub(model: ModelSpec, place: str) -> ModelSource:
+    return ModelSource(argument=place.strip("/"), revision=model.revision)
+
+
+_SOURCES: Mapping[str, Callable[[ModelSpec, str], ModelSource]] = {"file": _folder, "hf": _hub}
 
 
 def _refused(message: str) -> SpecRefusedError:

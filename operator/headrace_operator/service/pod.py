@@ -11,23 +11,15 @@ from headrace_api import names
 from headrace_api.quantity import format_quantity, parse_quantity
 from headrace_api.v1alpha1.conditions import Reason
 from headrace_api.v1alpha1.inferenceservice import InferenceService, ResourcesSpec
+from headrace_operator.engines.base import EngineLaunch
+from headrace_operator.engines.registry import DEFINITIONS
 from headrace_operator.errors import SpecRefusedError
-from headrace_operator.service.model_sources import model_command
+from headrace_operator.service.model_sources import ModelSource
+from headrace_operator.settings import Images
 
 USER = 65532
 GRACE_SECONDS = 60  # running streams may finish
-STARTUP_SECONDS = 1800  # a large model loads for many minutes; killing it then starts the load again
 TMP = "/tmp"  # noqa: S108  (an emptyDir, the only place that the container can write to)
-RESERVED_ENV = (names.POD_IP_ENV, names.ADMIN_TOKEN_ENV)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """Images and how they are pulled."""
-
-    engine: str
-    tuner: str
-    pull_policy: str = "IfNotPresent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,29 +31,38 @@ class EngineObjects:
 
 
 def engine_template(
-    service: InferenceService, objects: EngineObjects, *, images: Images, labels: Mapping[str, str]
+    service: InferenceService,
+    source: ModelSource,
+    objects: EngineObjects,
+    *,
+    images: Images,
+    labels: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Pod template of the engine, without the revision label. Raises `SpecRefusedError`."""
-    spec = service.spec
+    """Pod template of the engine with a model, without the revision label. Raises `SpecRefusedError`."""
+    spec, engine = service.spec, DEFINITIONS[service.spec.engine.kind]
+    ours = engine.container(
+        EngineLaunch(
+            model=source.argument,
+            model_revision=source.revision,
+            served_name=service.served_name,
+            config_map=objects.config_map,
+            admin_secret=objects.admin_secret,
+        )
+    )
     container = {
         "name": names.ENGINE_CONTAINER,
-        "image": spec.engine.image or images.engine,
+        "image": spec.engine.image or engine.image(images),
         "imagePullPolicy": images.pull_policy,
-        "command": ["python", "-m", "headrace_engine", "serve", *model_command(spec.model), *_flags(service)],
+        "command": ours.command,
         "args": list(spec.engine.extra_args),
-        "env": _env(service, objects.admin_secret),
-        "ports": [_port(names.HTTP_PORT_NAME, names.HTTP_PORT), _port(names.ADMIN_PORT_NAME, names.ADMIN_PORT)],
+        "env": _env(service, [*ours.env, *source.env]),
+        "ports": ours.ports,
         "resources": _resources(spec.resources),
         "securityContext": container_security(),
-        # The engine's last line says why it gave up; the kubelet copies it into the pod's status.
+        # What the engine writes at its end, or its log's last lines: the kubelet copies it into the pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "startupProbe": _probe("startup", period=2, failures=STARTUP_SECONDS // 2),
-        "readinessProbe": _probe("ready", period=2, failures=3),
-        "livenessProbe": _probe("live", period=10, failures=6),
-        "volumeMounts": [
-            {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
-            {"name": "tmp", "mountPath": TMP},
-        ],
+        **ours.probes,
+        "volumeMounts": [*ours.mounts, {"name": "tmp", "mountPath": TMP}, *source.mounts],
     }
     pod = {
         **_placement(service),
@@ -69,65 +70,28 @@ def engine_template(
         "enableServiceLinks": False,  # a namespace with many Services would fill the engine's environment
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "securityContext": pod_security(),
+        **({"initContainers": list(source.init_containers)} if source.init_containers else {}),
         "containers": [container],
-        "volumes": [
-            {"name": "config", "configMap": {"name": objects.config_map}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
+        "volumes": [*ours.volumes, {"name": "tmp", "emptyDir": {}}, *source.volumes],
     }
     return {"metadata": {"labels": dict(labels)}, "spec": pod}
 
 
-def _flags(service: InferenceService) -> list[str]:
-    return [
-        "--host",
-        f"$({names.POD_IP_ENV})",
-        "--port",
-        str(names.HTTP_PORT),
-        "--admin-port",
-        str(names.ADMIN_PORT),
-        "--config",
-        names.CONFIG_PATH,
-        "--served-model-name",
-        service.served_name,
-    ]
-
-
-def _env(service: InferenceService, admin_secret: str) -> list[dict[str, Any]]:
+def _env(service: InferenceService, ours: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     given = [variable.to_kube() for variable in service.spec.engine.env]
-    taken = [variable["name"] for variable in given if variable["name"] in RESERVED_ENV]
+    reserved = {variable["name"] for variable in ours}
+    taken = [variable["name"] for variable in given if variable["name"] in reserved]
     if taken:
         raise SpecRefusedError(
             Reason.INVALID_SPEC, f"spec.engine.env: {', '.join(taken)} is set by the operator; remove it"
         )
     chosen = {variable["name"] for variable in given}
-    ours = [
-        {"name": names.POD_IP_ENV, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
-        {
-            "name": names.ADMIN_TOKEN_ENV,
-            "valueFrom": {"secretKeyRef": {"name": admin_secret, "key": names.ADMIN_TOKEN_KEY}},
-        },
-    ]
     return [*ours, *(variable for variable in home_env() if variable["name"] not in chosen), *given]
 
 
 def home_env() -> list[dict[str, Any]]:
     """A home that can be written to, and a user name where the image's password file knows none for the uid."""
     return [{"name": "HOME", "value": TMP}, {"name": "USER", "value": "headrace"}]
-
-
-def _port(name: str, number: int) -> dict[str, Any]:
-    return {"name": name, "containerPort": number, "protocol": "TCP"}
-
-
-def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
-    # On a CPU a step can keep the interpreter busy for seconds: slow is not dead.
-    return {
-        "httpGet": {"path": f"/health/{path}", "port": names.HTTP_PORT_NAME, "scheme": "HTTP"},
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
-    }
 
 
 def _resources(resources: ResourcesSpec) -> dict[str, Any]:

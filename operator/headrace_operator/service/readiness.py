@@ -5,45 +5,18 @@ Used for the stable pods of a service and for the trial pod of a tuning run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from headrace_api.engine_exit import ExitKind
 from headrace_api.v1alpha1.conditions import Reason
-from headrace_core.knobs.table import KnobValue
 from headrace_operator.cluster.findings import Finding, no, yes
 from headrace_operator.cluster.observe import DeploymentView, PodView
+from headrace_operator.engines.base import EngineDefinition, EngineProbe
 
 IMAGE_PROBLEMS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CONFIG_PROBLEMS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-USAGE_EXIT = 2  # the engine's exit code where a person must change something
 LAST_WORDS = 400
-
-
-class EngineFacts(Protocol):
-    """What a finding needs of `EngineState`."""
-
-    @property
-    def pretend_gpu(self) -> bool:
-        """Whether the GPU is a stand-in."""
-
-    @property
-    def device(self) -> str:
-        """`cpu` or `cuda`."""
-
-    @property
-    def config(self) -> Mapping[str, KnobValue]:
-        """In force, by snake_case name; with what the engine computed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProbe:
-    """What the last call to one pod's admin port showed."""
-
-    state: EngineFacts | None = None
-    in_force: bool = False  # the wanted config was seen in force
-    refused: str = ""
-    unreachable: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +26,7 @@ class Fleet:
     pods: Sequence[PodView]
     replicas: int
     revision: str
-    model: str  # path or id that the engine was told to serve
+    engine: EngineDefinition
     probed: Mapping[str, EngineProbe]  # by pod uid
     deployment: DeploymentView | None = None
 
@@ -92,7 +65,7 @@ def _waiting(fleet: Fleet) -> Finding:
     count = f"{len(fleet.ready)} of {fleet.replicas} pods ready{at}"
     if fleet.deployment is not None and fleet.deployment.failure:
         return no(Reason.PODS_PENDING, f"{count}; no pod can be made: {fleet.deployment.failure}")
-    found = [finding for pod in fleet.current if not pod.ready and (finding := _pod_problem(pod, fleet.model))]
+    found = [finding for pod in fleet.current if not pod.ready and (finding := _pod_problem(pod, fleet.engine))]
     if found:
         return no(found[0].reason, f"{count}; {found[0].message}")
     old = len(fleet.live) - len(fleet.current)
@@ -100,31 +73,37 @@ def _waiting(fleet: Fleet) -> Finding:
     return no(Reason.PODS_PENDING, f"{count}{wait}")
 
 
-def _pod_problem(pod: PodView, model: str) -> Finding | None:
-    checks = (_unschedulable, _image, _exited, _container_config, _starting)
-    return next((finding for check in checks if (finding := check(pod, model))), None)
+def _pod_problem(pod: PodView, engine: EngineDefinition) -> Finding | None:
+    checks: tuple[Callable[[], Finding | None], ...] = (
+        lambda: _unschedulable(pod),
+        lambda: _image(pod),
+        lambda: _exited(pod, engine),
+        lambda: _container_config(pod),
+        lambda: _starting(pod),
+    )
+    return next((finding for check in checks if (finding := check())), None)
 
 
-def _unschedulable(pod: PodView, _model: str) -> Finding | None:
+def _unschedulable(pod: PodView) -> Finding | None:
     return no(Reason.UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable}") if pod.unschedulable else None
 
 
-def _image(pod: PodView, _model: str) -> Finding | None:
+def _image(pod: PodView) -> Finding | None:
     if pod.waiting not in IMAGE_PROBLEMS:
         return None
     return no(Reason.IMAGE_PULL_FAILED, f"pod {pod.name}: {pod.waiting}: {_short(pod.waiting_message)}")
 
 
-def _exited(pod: PodView, model: str) -> Finding | None:
+def _exited(pod: PodView, engine: EngineDefinition) -> Finding | None:
     ended = pod.exited
     if ended is None or (ended.code == 0 and pod.waiting != "CrashLoopBackOff"):
         return None
-    words = _short(ended.message)
     if ended.reason == "OOMKilled":
         return no(Reason.OUT_OF_MEMORY, f"pod {pod.name}: the engine exceeded its memory limit; raise resources.memory")
-    missing = next((line for line in ended.message.splitlines() if model in line and "does not exist" in line), "")
-    if ended.code == USAGE_EXIT and missing:
-        return no(Reason.MODEL_NOT_FOUND, f"pod {pod.name}: {_short(missing)}; correct spec.model.uri")
+    said = engine.exit(ended)
+    words = _short(said.message)
+    if said.kind is ExitKind.MODEL_NOT_FOUND:
+        return no(Reason.MODEL_NOT_FOUND, f"pod {pod.name}: {words}; correct spec.model.uri")
     tail = f": {words}" if words else f"; see kubectl logs {pod.name} --previous"
     return no(
         Reason.CRASH_LOOPING,
@@ -132,13 +111,13 @@ def _exited(pod: PodView, model: str) -> Finding | None:
     )
 
 
-def _container_config(pod: PodView, _model: str) -> Finding | None:
+def _container_config(pod: PodView) -> Finding | None:
     if pod.waiting not in CONFIG_PROBLEMS:
         return None
     return no(Reason.PODS_PENDING, f"pod {pod.name}: {pod.waiting}: {_short(pod.waiting_message)}")
 
 
-def _starting(pod: PodView, _model: str) -> Finding | None:
+def _starting(pod: PodView) -> Finding | None:
     return no(Reason.ENGINE_STARTING, f"pod {pod.name}: the engine is loading the model") if pod.running else None
 
 
@@ -160,11 +139,11 @@ def _config_in_force(fleet: Fleet) -> Finding:
 
 def devices(fleet: Fleet, *, on_gpu: bool) -> str:
     """What the ready engines run on, in words; names a GPU that is only pretended, or that is not used."""
-    states = [fact.state for pod in fleet.ready if (fact := fleet.facts(pod)).state is not None]
-    pretended = sum(1 for state in states if state is not None and state.pretend_gpu)
+    states = [state for pod in fleet.ready if (state := fleet.facts(pod).state) is not None]
+    pretended = sum(1 for state in states if state.pretend_gpu)
     if pretended:
         return f"{pretended} of {len(states)} on a pretend GPU: the CPU does the work"
-    kinds = sorted({state.device for state in states if state is not None})
+    kinds = sorted({state.device for state in states})
     unused = " although a GPU was asked for" if on_gpu and "cpu" in kinds else ""
     return f"on {', '.join(kinds)}{unused}" if kinds else ""
 

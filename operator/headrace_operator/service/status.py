@@ -15,9 +15,10 @@ from headrace_api.v1alpha1.inferenceservice import (
 )
 from headrace_api.v1alpha1.knobs import EngineKnobs
 from headrace_operator.cluster.findings import Finding, no, yes
+from headrace_operator.engines.base import RunningEngine, WantedConfig
 from headrace_operator.rollout.revisions import ActiveRevision
 from headrace_operator.service.effective_config import EffectiveConfig
-from headrace_operator.service.readiness import EngineFacts, Fleet, devices, engines_ready
+from headrace_operator.service.readiness import Fleet, devices, engines_ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class ServiceObservation:
     cluster_ip: str = ""
     routable: bool = False  # a token came through the Service, from an engine of this revision
     route_problem: str = ""
-    tuned: ActiveRevision | None = None
+    active: ActiveRevision | None = None
 
 
 def service_status(service: InferenceService, seen: ServiceObservation, *, now: datetime) -> InferenceServiceStatus:
@@ -47,25 +48,19 @@ def service_status(service: InferenceService, seen: ServiceObservation, *, now: 
         "replicas": len(seen.fleet.live),
         "ready_replicas": sum(1 for pod in seen.fleet.live if pod.ready),
         "selector": names.selector_string(names.stable_selector(service.metadata.name)),
-        "endpoint": ServiceEndpoint(url=service_url(seen.cluster_ip)) if seen.cluster_ip else old.endpoint,
-        "tuned": seen.tuned.status() if seen.tuned else None,
+        "endpoint": ServiceEndpoint(url=seen.fleet.engine.url(seen.cluster_ip)) if seen.cluster_ip else old.endpoint,
+        "tuned": seen.active.status() if seen.active else None,
     }
     if seen.config is not None:
         known |= {
             "template_revision": seen.fleet.revision,
-            "config": shown_config(seen.config, _engine(seen.fleet)),
-            "revision": seen.config.revision,
+            "config": shown_config(seen.config.wanted, _engine(seen.fleet)),
+            "revision": seen.config.wanted.revision,
         }
     return old.model_copy(update=known)
 
 
-def service_url(cluster_ip: str) -> str:
-    """Base URL of a Service. By address: a cluster need not have DNS, and a pod's resolver need not know it yet."""
-    host = f"[{cluster_ip}]" if ":" in cluster_ip else cluster_ip
-    return f"http://{host}:{names.HTTP_PORT}"
-
-
-def shown_config(config: EffectiveConfig, engine: EngineFacts | None) -> EngineKnobs:
+def shown_config(config: WantedConfig, engine: RunningEngine | None) -> EngineKnobs:
     """Every knob's wanted value; what an engine computes is taken from one, and is missing until one is up."""
     full = config.config(engine.device if engine else None)
     wanted = {**full.values(), "prefill_chunk_size": full.chunk}
@@ -84,7 +79,7 @@ def is_true(conditions: Sequence[Condition], type_: ConditionType) -> bool:
     return any(item.type == type_.value and item.status is ConditionStatus.TRUE for item in conditions)
 
 
-def _engine(fleet: Fleet) -> EngineFacts | None:
+def _engine(fleet: Fleet) -> RunningEngine | None:
     states = (fleet.facts(pod).state for pod in fleet.ready)
     return next((state for state in states if state is not None), None)
 
@@ -118,7 +113,7 @@ def _ready_finding(seen: ServiceObservation, engine: Finding) -> Finding:
         return no(engine.reason, engine.message)
     if not seen.routable:
         return no(Reason.NOT_ROUTABLE, seen.route_problem or "waits for a token through the Service")
-    where = devices(seen.fleet, on_gpu=seen.config is not None and seen.config.on_gpu)
+    where = devices(seen.fleet, on_gpu=seen.config is not None and seen.config.wanted.on_gpu)
     count = f"{len(seen.fleet.ready)} of {seen.fleet.replicas} engines answer"
     return yes(Reason.SERVING, f"{count}, {where}" if where else count)
 

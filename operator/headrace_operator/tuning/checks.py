@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from headrace_api.v1alpha1.conditions import Reason
@@ -11,15 +10,8 @@ from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.records import RunPhase
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import ApplyPolicy, TuningRun
+from headrace_operator.engines.registry import DEFINITIONS
 from headrace_operator.errors import SpecRefusedError
-from headrace_operator.service.effective_config import ceilings_of
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Not yet; `why` is for a person."""
-
-    why: str
 
 
 def check(run: TuningRun, service: InferenceService) -> None:
@@ -27,7 +19,7 @@ def check(run: TuningRun, service: InferenceService) -> None:
     pinned = service.spec.engine.config.values()
     if not run.spec.override_pinned:
         _check_pinned(run, {item.knob.name for item in run.spec.knobs} & set(pinned))
-    _check_ceilings(run.spec.knobs, ceilings_of(pinned, on_gpu=service.on_gpu))
+    _check_ceilings(run.spec.knobs, DEFINITIONS[service.spec.engine.kind].ceilings(pinned, on_gpu=service.on_gpu))
     _check_slo(run, service)
 
 

@@ -1,134 +1,47 @@
-"""TuningRun to its objects: the trial's, which copy the service's, and the Job's."""
+"""TuningRun to the objects of its trial, which copy the service's. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from headrace_api import names
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.tuningrun import TuningRun
-from headrace_operator.service.effective_config import EffectiveConfig
-from headrace_operator.service.objects import Owned
-from headrace_operator.service.pod import (
-    GRACE_SECONDS,
-    TMP,
-    EngineObjects,
-    Images,
-    container_security,
-    engine_template,
-    home_env,
-    pod_security,
-)
-
-RETRIES = 4  # a tuner that was evicted goes on from its records
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobUrls:
-    """Where the Job finds what it drives and reads."""
-
-    trial: str
-    trial_admin: str
-    service: str
-    prometheus: str
+from headrace_operator.cluster.owned import Owned
+from headrace_operator.engines.base import WantedConfig
+from headrace_operator.engines.registry import DEFINITIONS
+from headrace_operator.service.model_sources import model_source
+from headrace_operator.service.pod import EngineObjects, engine_template
+from headrace_operator.settings import Images
 
 
 def trial_objects(
-    run: TuningRun, service: InferenceService, config: EffectiveConfig, *, images: Images, token: str, revision: str
+    run: TuningRun, service: InferenceService, config: WantedConfig, *, images: Images, token: str, revision: str
 ) -> tuple[dict[str, Any], ...]:
     """One pod like the service's, with its effective config as the baseline. `revision` is the service's template.
 
     The selector is by run, and no stable selector matches it: no production request reaches the trial.
     """
-    name = run.metadata.name
+    name, engine = run.metadata.name, DEFINITIONS[service.spec.engine.kind]
     labels = names.trial_labels(service.metadata.name, name)
     selector = {names.TUNING_RUN_LABEL: name, names.TRACK_LABEL: names.TRACK_TRIAL}
     objects = EngineObjects(config_map=names.trial_name(name), admin_secret=names.trial_admin_secret(name))
     pod_labels = {**labels, names.REVISION_LABEL: revision}
-    template = engine_template(service, objects, images=images, labels=pod_labels)
+    template = engine_template(service, model_source(service.spec.model), objects, images=images, labels=pod_labels)
     slo = run.spec.slo or service.spec.slo
     trial = replace(config, slo=slo.for_engine() if slo else None)
     owned = Owned(run.metadata.namespace or "", labels, run.owner_reference())
     return (
         owned.secret(objects.admin_secret, token),
-        owned.config_map(objects.config_map, trial.engine_json()),
-        owned.service(names.trial_name(name), selector),
+        owned.config_map(objects.config_map, engine.config_data(trial)),
+        owned.service(names.trial_name(name), selector, engine.service_ports()),
         owned.deployment(
-            names.trial_name(name), template, selector=selector, replicas=1, strategy={"type": "Recreate"}
+            names.trial_name(name),
+            template,
+            selector=selector,
+            replicas=1,
+            strategy={"type": "Recreate"},
+            startup_seconds=engine.startup_seconds,
         ),
     )
-
-
-def job_objects(run: TuningRun, urls: JobUrls, *, images: Images) -> tuple[dict[str, Any], ...]:
-    """The Job, what it may do, and the ConfigMap that it writes: there already, so that it need not create any."""
-    name, namespace = names.tuner_name(run.metadata.name), run.metadata.namespace or ""
-    labels = {names.MANAGED_BY_LABEL: names.MANAGED_BY, names.TUNING_RUN_LABEL: run.metadata.name}
-    owned = Owned(namespace, labels, run.owner_reference())
-    group = "rbac.authorization.k8s.io"
-    return (
-        owned.make("v1", "ConfigMap", names.records_config_map(run.metadata.name)),
-        owned.make("v1", "ServiceAccount", name, automountServiceAccountToken=True),
-        owned.make(f"{group}/v1", "Role", name, rules=job_rules(run)),
-        owned.make(
-            f"{group}/v1",
-            "RoleBinding",
-            name,
-            roleRef={"apiGroup": group, "kind": "Role", "name": name},
-            subjects=[{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-        ),
-        owned.make("batch/v1", "Job", name, spec=_job_spec(run, urls, images, labels)),
-    )
-
-
-def job_rules(run: TuningRun) -> list[dict[str, Any]]:
-    """All that the Job may do: read its run and its service, write its records."""
-    return [
-        _rule(names.GROUP, names.TUNING_RUN_PLURAL, run.metadata.name, ["get"]),
-        _rule(names.GROUP, names.INFERENCE_SERVICE_PLURAL, run.spec.service_ref.name, ["get"]),
-        _rule("", "configmaps", names.records_config_map(run.metadata.name), ["get", "create", "patch"]),
-    ]
-
-
-def _rule(group: str, resource: str, name: str, verbs: list[str]) -> dict[str, Any]:
-    return {"apiGroups": [group], "resources": [resource], "resourceNames": [name], "verbs": verbs}
-
-
-def _job_spec(run: TuningRun, urls: JobUrls, images: Images, labels: Mapping[str, str]) -> dict[str, Any]:
-    token = {"name": names.trial_admin_secret(run.metadata.name), "key": names.ADMIN_TOKEN_KEY}
-    container = {
-        "name": names.TUNER_CONTAINER,
-        "image": images.tuner,
-        "imagePullPolicy": images.pull_policy,
-        "command": ["python", "-m", "headrace_tuner", "run", *_job_flags(run, urls)],
-        "env": [{"name": names.ADMIN_TOKEN_ENV, "valueFrom": {"secretKeyRef": token}}, *home_env()],
-        "securityContext": container_security(),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": "tmp", "mountPath": TMP}],
-    }
-    pod = {
-        "serviceAccountName": names.tuner_name(run.metadata.name),
-        "restartPolicy": "Never",
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "securityContext": pod_security(),
-        "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
-    }
-    return {"backoffLimit": RETRIES, "template": {"metadata": {"labels": dict(labels)}, "spec": pod}}
-
-
-def _job_flags(run: TuningRun, urls: JobUrls) -> list[str]:
-    return [
-        "--run",
-        run.key,
-        "--trial-url",
-        urls.trial,
-        "--trial-admin-url",
-        urls.trial_admin,
-        "--service-url",
-        urls.service,
-        "--prometheus-url",
-        urls.prometheus,
-    ]

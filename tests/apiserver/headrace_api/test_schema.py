@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kube_patches import apply_status, merge_patch
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.knobs import EngineKnobs
@@ -227,26 +228,26 @@ IMMUTABLE = [
 async def test_a_run_keeps_what_its_trials_depend_on(kube: Kube, namespace: str, change: dict[str, Any]) -> None:
     await kube.create(in_namespace(run(), namespace))
     with pytest.raises(Invalid, match=f"spec.{next(iter(change))}.*is immutable"):
-        await kube.merge_patch(res.TUNING_RUNS, "tune", namespace, patch={"spec": change})
+        await merge_patch(kube, res.TUNING_RUNS, "tune", namespace, patch={"spec": change})
 
 
 async def test_a_run_may_be_given_more_budget_and_be_applied(kube: Kube, namespace: str) -> None:
     await kube.create(in_namespace(run(), namespace))
     patch = {"spec": {"budget": {"trials": 50}, "apply": "Auto", "overridePinned": True}}
-    assert (await kube.merge_patch(res.TUNING_RUNS, "tune", namespace, patch=patch))["spec"]["apply"] == "Auto"
+    assert (await merge_patch(kube, res.TUNING_RUNS, "tune", namespace, patch=patch))["spec"]["apply"] == "Auto"
 
 
 async def test_scale_reads_and_writes_replicas_with_the_selector(kube: Kube, namespace: str) -> None:
     await kube.create(in_namespace(service(), namespace))
     status = in_namespace({**service(), "status": {"replicas": 1, "selector": "headrace.dev/service=chat"}}, namespace)
     del status["spec"]
-    await kube.apply_status(status, field_manager="tests")
+    await apply_status(kube, status, field_manager="tests")
     scale = await kube.get(res.INFERENCE_SERVICES, "chat", namespace, subresource="scale")
     assert scale is not None
     assert scale["spec"] == {"replicas": 1}
     assert scale["status"] == {"replicas": 1, "selector": "headrace.dev/service=chat"}
     patch = {"spec": {"replicas": 3}}
-    await kube.merge_patch(res.INFERENCE_SERVICES, "chat", namespace, patch=patch, subresource="scale")
+    await merge_patch(kube, res.INFERENCE_SERVICES, "chat", namespace, patch=patch, subresource="scale")
     stored = await kube.get(res.INFERENCE_SERVICES, "chat", namespace)
     assert stored is not None
     assert stored["spec"]["replicas"] == 3
@@ -270,7 +271,7 @@ async def test_columns_of_a_service(kube: Kube, namespace: str) -> None:
     }
     status = {"conditions": [ready], "readyReplicas": 1, "revision": "abc123"}
     body = {"apiVersion": "headrace.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "chat"}}
-    await kube.apply_status(in_namespace({**body, "status": status}, namespace), field_manager="tests")
+    await apply_status(kube, in_namespace({**body, "status": status}, namespace), field_manager="tests")
     row = await table(kube, res.INFERENCE_SERVICES.path(namespace))
     shown = {name: row[name] for name in ("Name", "Ready", "Reason", "Replicas", "Revision")}
     assert shown == {"Name": "chat", "Ready": "True", "Reason": "Serving", "Replicas": 1, "Revision": "abc123"}
@@ -286,7 +287,7 @@ async def test_columns_of_a_run(kube: Kube, namespace: str) -> None:
         "best": {"knobs": {"maxNumSeqs": 8}, "score": 1.25, "attainment": 0.9},
         "verdict": "Improved",
     }
-    await kube.apply_status(in_namespace({**body, "status": status}, namespace), field_manager="tests")
+    await apply_status(kube, in_namespace({**body, "status": status}, namespace), field_manager="tests")
     row = await table(kube, res.TUNING_RUNS.path(namespace))
     shown = {name: row[name] for name in ("Phase", "Trials", "Best", "Verdict")}
     assert shown == {"Phase": "Searching", "Trials": "5/12", "Best": 1.25, "Verdict": "Improved"}

@@ -5,12 +5,12 @@ import base64
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kube_patches import apply_status, merge_patch
 
 from headrace_client import resources as res
 from headrace_client import watching
@@ -48,22 +48,22 @@ async def test_a_field_of_another_manager_is_a_conflict_without_force(kube: Kube
 
 async def test_two_managers_share_the_status_by_fields(kube: Kube, namespace: str) -> None:
     await kube.create(service(namespace))
-    await kube.apply_status(service(namespace, replicas=2), field_manager="a")
-    stored = await kube.apply_status(service(namespace, revision="r1"), field_manager="b")
+    await apply_status(kube, service(namespace, replicas=2), field_manager="a")
+    stored = await apply_status(kube, service(namespace, revision="r1"), field_manager="b")
     assert stored["status"] == {"replicas": 2, "revision": "r1"}
     assert stored["metadata"]["generation"] == 1
 
 
 async def test_status_of_a_stale_object_is_a_conflict(kube: Kube, namespace: str) -> None:
     old = await kube.create(service(namespace))
-    await kube.merge_patch(res.INFERENCE_SERVICES, "chat", namespace, patch={"spec": {"replicas": 2}})
+    await merge_patch(kube, res.INFERENCE_SERVICES, "chat", namespace, patch={"spec": {"replicas": 2}})
     with pytest.raises(Conflict, match=rf"replace status of InferenceService {namespace}/chat: .*been modified"):
         await kube.replace_status(res.INFERENCE_SERVICES, {**old, "status": {"replicas": 1}})
 
 
 async def test_status_of_nothing_is_not_found(kube: Kube, namespace: str) -> None:
-    with pytest.raises(NotFound, match=f"apply status of InferenceService {namespace}/chat"):
-        await kube.apply_status(service(namespace, replicas=1), field_manager="m")
+    with pytest.raises(NotFound, match='"chat" not found'):
+        await apply_status(kube, service(namespace, replicas=1), field_manager="m")
 
 
 async def test_create_get_replace_delete(kube: Kube, namespace: str) -> None:
@@ -181,6 +181,6 @@ async def test_a_version_that_is_too_old_is_listed_again(kube: Kube, namespace: 
 
 async def test_impersonation_is_held_to_the_others_rights(kube: Kube, namespace: str) -> None:
     user = {"Impersonate-User": f"system:serviceaccount:{namespace}:nobody"}
-    async with Kube(replace(kube.connection, impersonate=user)) as client:
+    async with Kube(kube.connection, headers=user) as client:
         with pytest.raises(Forbidden, match="nobody"):
             await client.list(res.CONFIG_MAPS, namespace)

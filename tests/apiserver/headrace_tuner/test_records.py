@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from kube_patches import merge_patch
 
 from headrace_api import names
 from headrace_api.v1alpha1.records import RunPhase, StudyRecord
@@ -26,7 +27,7 @@ async def test_records_are_kept_and_read_back(kube, namespace, monkeypatch) -> N
     await first.save(STUDY)
     # Somebody labels the object meanwhile: our next write must neither fail nor undo it.
     label = {"metadata": {"labels": {"team": "chat"}}}
-    await kube.merge_patch(CONFIG_MAPS, "run-records", namespace, patch=label)
+    await merge_patch(kube, CONFIG_MAPS, "run-records", namespace, patch=label)
     await first.save(STUDY.model_copy(update={"message": "trial 4"}))
     await first.release()
     body = await kube.get(CONFIG_MAPS, "run-records", namespace)

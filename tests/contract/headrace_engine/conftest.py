@@ -162,8 +162,6 @@ async def _running(engine: Engine, *, token: str | None, http: dict[str, Any]) -
                 server.should_exit = True
             await asyncio.gather(*tasks)
             await engine.loop.stop()
-            # FastAPI keeps every app that there ever was in a cache, and so the engine: its KV blocks at least must go.
-            engine.runner.pool = None  # type: ignore[assignment]
 
 
 class Gate:

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from headrace_core.json_log import JsonFormatter
-from headrace_engine.loop.calls import KEPT_CALLS, MAX_REQUEST_ID, CallRegistry, GenerationRecord
+from headrace_engine.http.calls import KEPT_CALLS, MAX_REQUEST_ID, CallRegistry
+from headrace_engine.metrics.generation_record import GenerationRecord
 
 Serve = Any
 AUTH = {"Authorization": "Bearer s3cret"}
@@ -170,7 +171,7 @@ async def test_every_answer_has_an_id_also_refusals_and_probes(serve: Serve) -> 
     assert len(set(ids)) == 3
 
 
-async def test_case_50_two_concurrent_calls_with_one_id_are_both_answered(serve: Serve, lines: Any) -> None:
+async def test_two_concurrent_calls_with_one_id_are_both_answered(serve: Serve, lines: Any) -> None:
     server = await serve()
     alone = [(await server.complete(prompt=text, max_tokens=30)).json()["choices"][0]["text"] for text in "ab"]
     headers = {"X-Request-Id": "the-same"}
@@ -220,7 +221,7 @@ async def test_a_revision_is_a_header_whatever_it_holds(serve: Serve, monkeypatc
 # Books
 
 
-async def test_case_10_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -> None:
+async def test_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -> None:
     """The books of the HTTP side, at full number; a few real calls show that they are kept with every call."""
     calls = CallRegistry()
     for number in range(10_000):
@@ -236,12 +237,10 @@ async def test_case_10_ten_thousand_finished_calls_leave_no_state_behind(serve: 
     await server.idle()
     while len(server.state.calls):
         await asyncio.sleep(0.002)
-    assert server.engine.loop._active == {}
+    assert server.engine.loop._live == {}
     assert server.engine.loop._scheduler.ledger.live == {}
     assert server.engine.loop.stats.blocks_free == server.engine.loop.stats.blocks_total
 
 
 def _generation(name: str) -> GenerationRecord:
-    return GenerationRecord(
-        id=name, arrival=0, prompt_tokens=1, is_fork=False, max_tokens=1, temperature=1, top_p=1
-    )  # fmt: skip
+    return GenerationRecord(id=name, arrival=0, prompt_tokens=1, max_tokens=1)

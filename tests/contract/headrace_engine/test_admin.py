@@ -31,6 +31,15 @@ async def test_get_describes_every_knob(serve: Serve) -> None:
     assert body["started_at"] > 1e9
 
 
+async def test_the_admin_port_answers_head_and_names_other_methods(serve: Serve) -> None:
+    server = await serve()
+    head = await server.admin.head("/admin/config", headers=AUTH)
+    assert (head.status_code, head.content) == (200, b"")
+    assert (await server.admin.head("/admin/config")).status_code == 401
+    refused = await server.admin.delete("/admin/explain", headers=AUTH)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
 async def test_a_change_is_in_force_when_the_answer_comes(serve: Serve) -> None:
     server = await serve()
     body = (await patch(server, knobs={"prefill_chunk_size": 32, "decode_ratio": 0.25}, revision="r2")).json()

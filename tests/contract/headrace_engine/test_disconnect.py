@@ -72,7 +72,7 @@ async def nothing_left(server: Any) -> None:
     loop = server.engine.loop
     await asyncio.to_thread(invariants.check, loop._scheduler)  # the step thread is idle
     assert loop.stats.blocks_free == loop.stats.blocks_total
-    assert loop._active == {}
+    assert loop._live == {}
     assert len(server.state.calls) == 0
     assert (await server.complete(max_tokens=2)).status_code == 200
 
@@ -82,7 +82,7 @@ def ids(plan: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_cases_9_and_10_a_client_that_leaves_after_3_tokens_is_not_in_the_second_step_after(
+async def test_a_client_that_leaves_after_3_tokens_is_not_in_the_second_step_after(
     serve: Serve, gate: Any, stream: bool
 ) -> None:
     server = await serve()
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_during_its_prefill(serve: Serve, gate: Any, 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_case_13_a_queued_client_that_leaves_touches_nobody(serve: Serve, gate: Any, stream: bool) -> None:
+async def test_a_queued_client_that_leaves_touches_nobody(serve: Serve, gate: Any, stream: bool) -> None:
     server = await serve(max_num_seqs=1)
     alone = (await server.complete(prompt="first", max_tokens=12, ignore_eos=True)).json()["choices"][0]["text"]
     steps = gate(server)
@@ -162,7 +162,7 @@ async def test_case_13_a_queued_client_that_leaves_touches_nobody(serve: Serve, 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("body", [{}, {"prompt": ["a", "b"], "n": 2}])
-async def test_case_11_leaving_races_with_completion_at_every_step(
+async def test_leaving_races_with_completion_at_every_step(
     serve: Serve, gate: Any, stream: bool, body: dict[str, Any]
 ) -> None:
     """Four steps at most: a prefill and three tokens. `at` steps are over when the client leaves, one is running."""
@@ -215,7 +215,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized_starts_nothing
     await nothing_left(server)
 
 
-async def test_case_18_clients_that_left_in_every_state_leave_room_for_a_full_batch(serve: Serve, gate: Any) -> None:
+async def test_clients_that_left_in_every_state_leave_room_for_a_full_batch(serve: Serve, gate: Any) -> None:
     server = await serve(max_num_seqs=4)
     steps = gate(server)
     async with contextlib.AsyncExitStack() as stack:

@@ -285,7 +285,7 @@ async def _all_well(server: Any) -> None:
     assert loop.alive
     await asyncio.to_thread(invariants.check, loop._scheduler)  # the step thread is idle
     assert loop.stats.blocks_free == loop.stats.blocks_total
-    assert loop._active == {}
+    assert loop._live == {}
     assert (await server.http.get("/health/ready")).status_code == 200
     assert (await server.http.get("/metrics")).status_code == 200
     reset = {"max_num_batched_tokens": 128, "prefill_chunk_size": 128, "max_num_seqs": 8}

@@ -95,7 +95,7 @@ def learned(seconds: float) -> StepTimeModel:
 # The server
 
 
-async def test_case_57_a_frozen_step_fails_liveness_after_its_deadline_and_not_before(
+async def test_a_frozen_step_fails_liveness_after_its_deadline_and_not_before(
     serve: Serve, gate: Any, clock: Clock
 ) -> None:
     server = await serve(http={"clock": clock})
@@ -115,7 +115,7 @@ async def test_case_57_a_frozen_step_fails_liveness_after_its_deadline_and_not_b
     assert await live(server) == (200, ""), "it was slow after all"
 
 
-async def test_case_57_an_idle_engine_is_alive_for_ever_and_is_not_woken(
+async def test_an_idle_engine_is_alive_for_ever_and_is_not_woken(
     serve: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = await serve(http={"clock": clock})
@@ -130,7 +130,7 @@ async def test_case_57_an_idle_engine_is_alive_for_ever_and_is_not_woken(
     assert asked == []
 
 
-async def test_case_57_a_thread_that_hangs_outside_a_step_is_found_too(
+async def test_a_thread_that_hangs_outside_a_step_is_found_too(
     serve: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = await serve(http={"clock": clock})
@@ -154,7 +154,7 @@ async def test_case_57_a_thread_that_hangs_outside_a_step_is_found_too(
     await until(lambda: server.state.not_live() is None)
 
 
-async def test_case_59_when_the_step_thread_dies_every_waiter_gets_an_error_and_health_fails(
+async def test_when_the_step_thread_dies_every_waiter_gets_an_error_and_health_fails(
     serve: Serve, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = await serve(max_num_seqs=2)
@@ -184,7 +184,7 @@ async def test_case_59_when_the_step_thread_dies_every_waiter_gets_an_error_and_
     assert (await server.http.get("/metrics")).status_code == 200
 
 
-async def test_case_53_health_and_other_streams_go_on_while_a_megabyte_is_tokenized(
+async def test_health_and_other_streams_go_on_while_a_megabyte_is_tokenized(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer of the long prompt waits until everything else was answered: what it blocked would never end."""

@@ -21,7 +21,7 @@ def texts(chunks: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_case_33_samples_of_several_prompts_come_in_order(serve: Serve, stream: bool) -> None:
+async def test_samples_of_several_prompts_come_in_order(serve: Serve, stream: bool) -> None:
     server = await serve()
     prompts = ["one", "two!", "three"]
     body = {"prompt": prompts, "n": 2, "echo": True, "temperature": 1, "seed": 5, "max_tokens": 6, "ignore_eos": True}
@@ -56,7 +56,7 @@ async def test_samples_share_their_prompt(serve: Serve) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("form", ["text", "texts", "ids", "id_lists", "chat"])
-async def test_case_23_stop_works_for_every_form_of_prompt(serve: Serve, form: str, stream: bool) -> None:
+async def test_stop_works_for_every_form_of_prompt(serve: Serve, form: str, stream: bool) -> None:
     server = await serve()
     ids = server.engine.model.tokenizer("hello stop")["input_ids"]
     prompt = {"text": "hello stop", "texts": ["hello stop"], "ids": ids, "id_lists": [ids]}.get(form)
@@ -82,7 +82,7 @@ async def test_case_23_stop_works_for_every_form_of_prompt(serve: Serve, form: s
     assert (await run(stop_token_ids=[token]))[1] == "stop"
 
 
-async def test_case_25_the_finish_reason_tells_what_ended_the_text(serve: Serve) -> None:
+async def test_the_finish_reason_tells_what_ended_the_text(serve: Serve) -> None:
     server = await serve()
     end = {"logit_bias": {str(EOS): 100}}
 
@@ -102,7 +102,7 @@ async def test_case_25_the_finish_reason_tells_what_ended_the_text(serve: Serve)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_case_34_and_35_a_length_that_does_not_fit_is_a_400_at_once(serve: Serve, stream: bool) -> None:
+async def test_a_length_that_does_not_fit_is_a_400_at_once(serve: Serve, stream: bool) -> None:
     server = await serve(kv_cache_bytes=65536, **({} if stream else {"max_model_len": 96}))
     limit = server.engine.max_model_len
     assert limit == (server.engine.loop.stats.blocks_total * BLOCK if stream else 96)
@@ -122,7 +122,7 @@ async def test_case_34_and_35_a_length_that_does_not_fit_is_a_400_at_once(serve:
     assert (await server.complete(prompt=[7] * (limit - 4), max_tokens=4, stream=stream)).status_code == 200
 
 
-async def test_case_37_absent_and_zero_max_tokens(serve: Serve) -> None:
+async def test_absent_and_zero_max_tokens_have_defined_meanings(serve: Serve) -> None:
     server = await serve(max_model_len=96)
     chat = (await server.chat(max_tokens=None, ignore_eos=True)).json()
     assert chat["usage"]["total_tokens"] == 96, "absent: all that the context leaves"
@@ -152,7 +152,7 @@ async def test_case_37_absent_and_zero_max_tokens(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, BLOCK, BLOCK + 1])
-async def test_case_38_exactly_max_tokens_are_generated_and_counted(serve: Serve, count: int) -> None:
+async def test_exactly_max_tokens_are_generated_and_counted(serve: Serve, count: int) -> None:
     server = await serve()
     asked = {"prompt": "count", "max_tokens": count, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
     body = (await server.http.post(PATH, json=asked)).json()
@@ -179,7 +179,7 @@ OUTSIDE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "param"), OUTSIDE)
-async def test_case_39_ids_outside_the_vocabulary_are_a_400_for_that_request_only(
+async def test_ids_outside_the_vocabulary_are_a_400_for_that_request_only(
     serve: Serve, change: dict[str, Any], param: str
 ) -> None:
     server = await serve()
@@ -192,7 +192,7 @@ async def test_case_39_ids_outside_the_vocabulary_are_a_400_for_that_request_onl
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
-async def test_case_51_the_usage_is_the_last_event_with_no_choices(serve: Serve, path: str) -> None:
+async def test_the_usage_is_the_last_event_with_no_choices(serve: Serve, path: str) -> None:
     server = await serve()
     what = {"prompt": "hello"} if path == PATH else {"messages": [{"role": "user", "content": "hello"}]}
     body = what | {"n": 2, "max_tokens": 5, "ignore_eos": True}

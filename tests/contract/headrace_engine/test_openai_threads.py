@@ -1,4 +1,4 @@
-"""Known failure 53: a huge prompt, or anything else that is slow, never holds up the event loop."""
+"""A huge prompt, or anything else that is slow, never holds up the event loop."""
 
 import asyncio
 import copy
@@ -56,7 +56,7 @@ async def watched(serve: Serve) -> tuple[Any, Watched]:
     return server, tokenizer
 
 
-async def test_case_53_slow_work_is_done_in_threads_of_its_own(
+async def test_slow_work_is_done_in_threads_of_its_own(
     watched: tuple[Any, Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, tokenizer = watched
@@ -98,9 +98,7 @@ async def test_case_53_slow_work_is_done_in_threads_of_its_own(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
-async def test_case_53_all_else_goes_on_while_a_huge_prompt_is_worked_on(
-    watched: tuple[Any, Watched], path: str
-) -> None:
+async def test_all_else_goes_on_while_a_huge_prompt_is_worked_on(watched: tuple[Any, Watched], path: str) -> None:
     server, tokenizer = watched
     what: dict[str, Any] = {"prompt": MEGABYTE}
     if path == "/v1/chat/completions":

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace_engine.openai.routes import ROUTES
+from headrace_engine.openai.routes import OPERATIONS
 
 Serve = Any
 
@@ -62,7 +62,7 @@ async def test_bad_input_names_the_parameter(serve: Serve) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+@pytest.mark.parametrize("route", OPERATIONS, ids=lambda route: route.path)
 async def test_every_route_of_the_table_is_served(serve: Serve, route: Any) -> None:
     server = await serve()
     path = route.path.replace("{name}", "tiny")

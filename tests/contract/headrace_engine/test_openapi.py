@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace_engine.http.auth import OPEN_PATHS, ApiKeys
-from headrace_engine.openai.routes import ROUTES
+from headrace_engine.openai.routes import OPERATIONS
 
 Serve = Any
 CHECKS = (
@@ -29,7 +29,7 @@ async def test_every_route_is_described_with_its_body_and_its_errors(serve: Serv
     server = await serve()
     found = await document(server)
     assert found["openapi"].startswith("3.1")
-    for route in ROUTES:
+    for route in OPERATIONS:
         operation = found["paths"][route.path][route.method.lower()]
         assert {"200", "400", "503"} <= set(operation["responses"])
         if route.body is not None:
@@ -71,7 +71,7 @@ async def test_keys_are_described_where_they_are_needed(serve: Serve, tmp_path: 
     needs = {
         path for path, item in found["paths"].items() for operation in item.values() if operation["security"]
     }  # fmt: skip
-    assert needs == {route.path for route in ROUTES}
+    assert needs == {route.path for route in OPERATIONS}
     assert set(found["paths"]) - needs == OPEN_PATHS
     assert "401" in found["paths"]["/tokenize"]["post"]["responses"]
 
@@ -96,7 +96,7 @@ async def test_generated_requests_get_what_is_described_and_never_a_5xx(serve: S
         if process.returncode is None:
             process.kill()
     assert process.returncode == 0, said.decode()[-8000:]
-    assert b"Tested: " + str(len(ROUTES) + len(OPEN_PATHS) - 1).encode() in said, said.decode()[-8000:]
+    assert b"Tested: " + str(len(OPERATIONS) + len(OPEN_PATHS) - 1).encode() in said, said.decode()[-8000:]
     await server.idle()
     assert server.engine.loop.stats.blocks_free == server.engine.loop.stats.blocks_total
     answer = await server.http.post(

@@ -130,7 +130,7 @@ def test_a_collection_does_not_walk_what_was_there_before_the_first_request(mode
     assert int(left.split()[1]) < 100_000, "torch and transformers alone have more"
 
 
-def test_case_58_sigterm_lets_five_streams_finish_and_refuses_new_calls(model_folder: Path) -> None:
+def test_sigterm_lets_five_streams_finish_and_refuses_new_calls(model_folder: Path) -> None:
     with server(model_folder, *REFERENCE, "--log-format", "json") as (process, client):
         streams = five_streams(client)
         process.send_signal(signal.SIGTERM)
@@ -154,7 +154,7 @@ def test_case_58_sigterm_lets_five_streams_finish_and_refuses_new_calls(model_fo
     assert [line for line in log if line["level"] not in ("info", "debug")] == []
 
 
-def test_case_58_streams_cut_by_the_deadline_end_with_an_error_event(model_folder: Path) -> None:
+def test_streams_cut_by_the_deadline_end_with_an_error_event(model_folder: Path) -> None:
     with server(model_folder, "--drain-timeout", "0.2") as (process, client):
         streams = five_streams(client, prompt=["x"] * 8, max_tokens=2000)
         whole = threading.Thread(target=client.post, args=("/v1/completions",), kwargs={"json": {"prompt": "x"}})
@@ -165,7 +165,7 @@ def test_case_58_streams_cut_by_the_deadline_end_with_an_error_event(model_folde
         whole.join(30)
 
 
-def test_case_58_a_second_sigterm_ends_at_once_even_with_a_step_that_hangs(model_folder: Path) -> None:
+def test_a_second_sigterm_ends_at_once_even_with_a_step_that_hangs(model_folder: Path) -> None:
     with server(model_folder, "--drain-timeout", "3600", fault=STEP_HANGS) as (process, client):
         streams = five_streams(client)
         process.send_signal(signal.SIGTERM)

@@ -202,9 +202,7 @@ def test_status_round_trip() -> None:
         },
     }
     tuning = TuningRun.read(run() | {"status": copy.deepcopy(status)})
-    patch = tuning.status_patch(tuning.status)
-    assert patch["metadata"] == {"name": "t", "namespace": None}
-    assert {key: value for key, value in patch["status"].items() if key in status} == status
+    assert {key: value for key, value in tuning.status.to_kube().items() if key in status} == status
     assert tuning.status.rollout is not None
     assert tuning.status.rollout.phase.terminal
 

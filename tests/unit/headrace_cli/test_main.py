@@ -29,7 +29,10 @@ GROUPS = {"bench": bench.BENCHES, "explain": explain.EXPLAINS}
 PATHS = [(name,) for name in main.COMMANDS] + [(group, name) for group, table in GROUPS.items() for name in table]
 
 
-@pytest.mark.parametrize("path", PATHS)
+NEEDS_MORE = {("local",): pytest.mark.local, ("serve",): pytest.mark.engine, ("model",): pytest.mark.engine}
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=NEEDS_MORE.get(path, ())) for path in PATHS])
 def test_every_entry_has_help(path: tuple[str, ...]) -> None:
     done = run(*path, "--help")
     assert done.returncode == 0, done.stderr

@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from headrace_client.connection import Connection
+sys.path.insert(0, str(Path(__file__).parent))  # for `kubeconfigs`: test folders are not packages
+
+from headrace_client.connection import auto_connection
 from headrace_client.kube import Kube
 from headrace_client.transport import Retry
 
@@ -32,6 +37,7 @@ class Seen:
 class Double:
     """The fault-injecting server. `script` is used up from the front; a request beyond it is answered with 599."""
 
+    folder: Path
     script: list[Answer] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
@@ -86,12 +92,22 @@ class Double:
 
         return answer
 
-    def kube(self, *, token_file: Any = None, attempts: int = 5, url: str = "") -> Kube:
+    def kube(self, *, user: Any = None, attempts: int = 5, url: str = "") -> Kube:
+        """A client that signs in as the `user` of a kubeconfig says; paths are relative to `folder`."""
+
         async def sleep(seconds: float) -> None:
             self.delays.append(seconds)
             await asyncio.sleep(0)
 
-        connection = Connection(server=url or self.url, token_file=token_file)
+        config = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+            "clusters": [{"name": "c", "cluster": {"server": url or self.url}}],
+            "users": [{"name": "c", "user": user or {}}],
+        }
+        path = self.folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        connection = auto_connection(kubeconfig=path)
         return Kube(connection, retry=Retry(sleep=sleep, attempts=attempts))
 
 
@@ -100,8 +116,8 @@ def status_object(code: int, message: str, reason: str = "", causes: Any = ()) -
 
 
 @pytest.fixture
-async def double() -> AsyncIterator[Double]:
-    made = Double()
+async def double(tmp_path: Path) -> AsyncIterator[Double]:
+    made = Double(tmp_path)
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", made.handle)
     async with TestServer(app) as server:

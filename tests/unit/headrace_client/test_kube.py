@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from headrace_client import resources as res
-from headrace_client.connection import FileToken
 from headrace_client.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, Unavailable
 from headrace_client.resources import ApiResource, resource_of
 from headrace_client.transport import Retry
@@ -27,13 +26,11 @@ async def test_apply_sends_the_object_as_an_apply_patch(double: Any) -> None:
 
 async def test_status_goes_to_its_subresource(double: Any) -> None:
     body = {"apiVersion": "headrace.dev/v1alpha1", "kind": "TuningRun", "metadata": {"name": "r", "namespace": "n"}}
-    double.then(double.json(body), double.json(body))
+    double.then(double.json(body))
     async with double.kube() as kube:
-        await kube.apply_status(body, field_manager="m", force=False)
         await kube.replace_status(res.TUNING_RUNS, body)
     path = "/apis/headrace.dev/v1alpha1/namespaces/n/tuningruns/r/status"
-    assert [(item.method, item.path) for item in double.seen] == [("PATCH", path), ("PUT", path)]
-    assert double.seen[0].query["force"] == "false"
+    assert [(item.method, item.path) for item in double.seen] == [("PUT", path)]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +136,7 @@ async def test_a_rotated_token_is_read_again_after_401(double: Any, tmp_path: Pa
         return await double.failure(401, "Unauthorized")(request)
 
     double.then(refuse, double.json(MAP))
-    async with double.kube(token_file=FileToken(path)) as kube:
+    async with double.kube(user={"tokenFile": "token"}) as kube:
         await kube.get(res.CONFIG_MAPS, "a", "n")
     assert [item.headers["Authorization"] for item in double.seen] == ["Bearer old", "Bearer new"]
 
@@ -147,10 +144,11 @@ async def test_a_rotated_token_is_read_again_after_401(double: Any, tmp_path: Pa
 async def test_a_token_that_stays_refused_ends_in_forbidden(double: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("old")
-    double.then(*[double.failure(401, "Unauthorized")] * 3)
-    async with double.kube(token_file=FileToken(path), attempts=3) as kube:
-        with pytest.raises(Forbidden):
+    double.then(double.failure(401, "Unauthorized"))
+    async with double.kube(user={"tokenFile": "token"}) as kube:
+        with pytest.raises(Forbidden, match="get ConfigMap n/a: Unauthorized"):
             await kube.get(res.CONFIG_MAPS, "a", "n")
+    assert len(double.seen) == 1
 
 
 async def test_list_follows_pages_and_types_its_items(double: Any) -> None:

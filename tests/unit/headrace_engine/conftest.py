@@ -17,13 +17,14 @@ from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler.events import Finished, Request, Token
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_engine import device as devices
+from headrace_engine.attention.interface import IMPLEMENTATION
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import SdpaBackend
 from headrace_engine.loop.engine_loop import EngineLoop
-from headrace_engine.loop.live_request import Submission
+from headrace_engine.loop.live_request import LiveRequest
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.outputs import Done, Event
 from headrace_engine.sampling.params import SamplingParams
@@ -102,7 +103,7 @@ def make_engine(model: LoadedModel, *, num_blocks: int = 400, block_size: int = 
     room = min(model.max_position, (num_blocks - 1) * block_size)
     scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=room)
     scheduler.expect([1] * 8, 0.0)  # admission foresees less output than comes, so that a small pool preempts
-    return scheduler, ModelRunner(model, pool)
+    return scheduler, ModelRunner(model, pool, SdpaBackend())
 
 
 def run_all(
@@ -147,7 +148,20 @@ def engine() -> Any:
     """The functions of this file, for tests."""
     from types import SimpleNamespace
 
-    return SimpleNamespace(make=make_engine, run=run_all, plain=plain_greedy, architectures=tuple(CONFIGS))
+    return SimpleNamespace(
+        make=make_engine, run=run_all, plain=plain_greedy, architectures=tuple(CONFIGS), sink=QueueSink
+    )
+
+
+class QueueSink:
+    """Keeps the events of one generation for the test."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def put(self, index: int, event: Event) -> None:
+        assert index == 0
+        self.events.put_nowait(event)
 
 
 @dataclass
@@ -159,31 +173,32 @@ class Looped:
     runner: ModelRunner
     metrics: EngineMetrics
     tokenizer: Any
-    queues: dict[str, asyncio.Queue[Event]] = field(default_factory=dict)
+    sinks: dict[str, QueueSink] = field(default_factory=dict)
 
-    def submission(
+    def request(
         self, name: str, prompt: Sequence[int] = (1, 2, 3), *, max_tokens: int = 8, text: dict[str, Any] | None = None,
         request: dict[str, Any] | None = None, **params: Any,
-    ) -> Submission:  # fmt: skip
+    ) -> LiveRequest:  # fmt: skip
         """A request; `text`, `request` and the rest are options of TextStream, Request and SamplingParams."""
-        self.queues[name] = asyncio.Queue()
-        return Submission(
-            request=Request(
+        self.sinks[name] = QueueSink()
+        return LiveRequest(
+            Request(
                 request_id=name, prompt_token_ids=tuple(prompt), max_tokens=max_tokens, arrival=0.0, **request or {}
             ),
-            params=SamplingParams(prompt_len=len(prompt), **params),
-            text=TextStream(self.tokenizer, prompt, **{"stops": [], "incremental": True} | (text or {})),
-            events=self.queues[name],
+            SamplingParams(prompt_len=len(prompt), **params),
+            TextStream(self.tokenizer, prompt, **{"stops": [], "incremental": True} | (text or {})),
+            sink=self.sinks[name],
+            eos_token_ids=self.runner.model.eos_token_ids,
         )
 
     async def submit(self, name: str, *prompt: Sequence[int], **options: Any) -> None:
-        await self.loop.submit([self.submission(name, *prompt, **options)])
+        await self.loop.submit([self.request(name, *prompt, **options)])
 
     async def collect(self, name: str) -> list[Event]:
         """All events of a request."""
         events: list[Event] = []
         while not events or not isinstance(events[-1], Done):
-            events.append(await self.queues[name].get())
+            events.append(await self.sinks[name].events.get())
         return events
 
     async def run(self, name: str, *prompt: Sequence[int], **options: Any) -> list[Event]:

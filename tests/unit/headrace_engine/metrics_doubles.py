@@ -9,7 +9,7 @@ from headrace_core.knobs.resolve import resolve
 from headrace_core.metric_names import Metric
 from headrace_core.scheduler.events import Request, ScheduledSeq, StepPlan
 from headrace_engine.metrics.engine_metrics import EngineMetrics
-from headrace_engine.metrics.request_times import RequestTimes
+from headrace_engine.metrics.generation_record import GenerationRecord
 
 SLO = SloSet(ttft_seconds=0.37, itl_seconds=0.0517, e2e_seconds=7.7)
 
@@ -67,13 +67,20 @@ def step(metrics: EngineMetrics, *seqs: ScheduledSeq, preempted: Iterable[str] =
 
 def served(
     metrics: EngineMetrics, name: str = "a", *, times: Iterable[float] = (0.2, 0.25), **more: Any
-) -> RequestTimes:
+) -> GenerationRecord:
     """A request that started at 0.1 and got tokens at `times`; it has not ended."""
-    found = metrics.begin(request(name, **more), now=0.05)
-    found.started = 0.1
+    found = begun(metrics, request(name, **more), now=0.05)
+    found.start(0.1, found.cached_tokens)
     for at in times:
-        found.tokens.append(at)
+        found.token(at)
         metrics.token(found, metrics._generation)
+    return found
+
+
+def begun(metrics: EngineMetrics, new: Request, *, now: float) -> GenerationRecord:
+    """The record of a request that was queued at `now`."""
+    found = GenerationRecord.of(new)
+    metrics.begin(found, now=now)
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from operator_doubles import World
+from operator_world import World
 
 
 @pytest.fixture

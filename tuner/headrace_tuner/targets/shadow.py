@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from typing import Protocol
 
 import aiohttp
 
+from headrace_client import prom_text
 from headrace_client.engine import EngineAdmin, EngineState
 from headrace_client.errors import EngineCallError, EngineDenied, EngineRefused, EngineUnavailable
 from headrace_core import metric_names as metrics
@@ -112,7 +112,7 @@ class ShadowTarget:
 
 def gauge(exposition: str, name: str) -> float:
     """Sum of a metric's series in a Prometheus text. Raises `TunerError` where there is none: absent is not zero."""
-    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})?\s+(\S+)", exposition, flags=re.MULTILINE)
-    if not values:
+    found = prom_text.total(exposition, name)
+    if found is None:
         raise TunerError(f"/metrics has no {name}: this is not a Headrace engine, or an older one")
-    return sum(float(value) for value in values)
+    return found

@@ -8,9 +8,10 @@ from headrace_api import names
 from headrace_api.v1alpha1.conditions import (
     RUN_CONDITIONS,
     SERVICE_CONDITIONS,
+    Condition,
+    ConditionStatus,
     ConditionType,
     Reason,
-    condition,
     find_condition,
     merge_conditions,
 )
@@ -27,12 +28,19 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=1)
 
 
-def ready(status: bool | None, reason: Reason, now: datetime):
-    return condition(ConditionType.READY, status, reason=reason, message="m", generation=3, now=now)
+def ready(status: str, reason: Reason, now: datetime) -> Condition:
+    return Condition(
+        type=ConditionType.READY.value,
+        status=ConditionStatus(status),
+        reason=reason.value,
+        message="m",
+        observed_generation=3,
+        last_transition_time=now,
+    )
 
 
 def test_a_condition_as_the_api_server_stores_it() -> None:
-    assert ready(None, Reason.ENGINE_NOT_READY, NOW).to_kube() == {
+    assert ready("Unknown", Reason.ENGINE_NOT_READY, NOW).to_kube() == {
         "type": "Ready",
         "status": "Unknown",
         "reason": "EngineNotReady",
@@ -43,16 +51,16 @@ def test_a_condition_as_the_api_server_stores_it() -> None:
 
 
 def test_transition_time_moves_only_with_the_status() -> None:
-    old = [ready(False, Reason.ENGINE_NOT_READY, NOW)]
-    same = merge_conditions(old, [ready(False, Reason.NOT_ROUTABLE, LATER)])
+    old = [ready("False", Reason.ENGINE_NOT_READY, NOW)]
+    same = merge_conditions(old, [ready("False", Reason.NOT_ROUTABLE, LATER)])
     assert (same[0].reason, same[0].last_transition_time) == ("NotRoutable", NOW)
-    changed = merge_conditions(old, [ready(True, Reason.SERVING, LATER)])
+    changed = merge_conditions(old, [ready("True", Reason.SERVING, LATER)])
     assert changed[0].last_transition_time == LATER
 
 
 def test_conditions_of_others_stay() -> None:
-    other = ready(True, Reason.SERVING, NOW).model_copy(update={"type": "example.com/Checked"})
-    merged = merge_conditions([other], [ready(True, Reason.SERVING, NOW)])
+    other = ready("True", Reason.SERVING, NOW).model_copy(update={"type": "example.com/Checked"})
+    merged = merge_conditions([other], [ready("True", Reason.SERVING, NOW)])
     assert [item.type for item in merged] == ["Ready", "example.com/Checked"]
     assert find_condition(merged, ConditionType.READY) is merged[0]
     assert find_condition(merged, ConditionType.APPLIED) is None

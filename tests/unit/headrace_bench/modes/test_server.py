@@ -9,25 +9,7 @@ import pytest
 from headrace_bench.errors import BenchError
 from headrace_bench.modes import server
 from headrace_bench.modes.server import EngineProcess, running_engine, wait_idle
-from headrace_client import prom_text
 from headrace_client.load.client import load_session
-
-TEXT = """# HELP x y
-# TYPE a_total counter
-a_total{model="m",note="with \\"quotes\\" and , and }"} 2.5
-a_total{model="n"} 1 1700000000000
-b 7
-bad line here
-c NaN
-"""
-
-
-def test_sums_are_over_labels_and_absence_is_not_zero() -> None:
-    assert prom_text.total(TEXT, "a_total") == 3.5
-    assert prom_text.total(TEXT, "b") == 7
-    assert prom_text.total(TEXT, "a") is None
-    first = next(sample for sample in prom_text.parse(TEXT) if sample.name == "a_total")
-    assert first.labels == {"model": "m", "note": 'with \\"quotes\\" and , and }'}
 
 
 async def test_a_start_that_fails_shows_the_end_of_its_log(tmp_path) -> None:

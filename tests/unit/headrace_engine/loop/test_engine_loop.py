@@ -11,7 +11,7 @@ from headrace_core.scheduler import invariants
 from headrace_core.scheduler.events import FinishReason, Request
 from headrace_engine.loop.config_state import StaleGenerationError
 from headrace_engine.loop.engine_loop import EngineLoop
-from headrace_engine.loop.live_request import RejectedError, Submission
+from headrace_engine.loop.live_request import LiveRequest, RejectedError
 from headrace_engine.metrics.engine_metrics import EngineMetrics
 from headrace_engine.outputs import Delta, Done, Event, PromptScored, RequestProblemKind, TokenScore
 from headrace_engine.sampling.grammar import GrammarCompiler
@@ -77,7 +77,7 @@ async def test_without_increments_the_text_comes_at_the_end(looped: Looped) -> N
 
 
 async def test_a_stream_of_bytes_shows_no_half_characters(looped: Looped, compiler: GrammarCompiler) -> None:
-    """Known failure 26 through the loop: the model is made to say it, a byte at a time."""
+    """The model is made to say it, a byte at a time."""
     said = "é漢👩!"
     grammar = compiler.compile(GrammarSpec(GrammarKind.CHOICE, (said,)))
     events = await looped().run("a", max_tokens=30, grammar=grammar, logprobs=0)
@@ -121,7 +121,7 @@ async def test_a_stop_token_id_is_told_apart_from_eos(looped: Looped) -> None:
 
 @pytest.mark.parametrize("include", [True, False])
 async def test_a_stop_string_ends_the_request_and_is_told(looped: Looped, tokenizer: Any, include: bool) -> None:
-    """Known failure 21, through the loop: exact text with and without the stop string."""
+    """The text is exact with and without the stop string."""
     made = looped()
     letters = tuple((token, 50.0) for token in tokenizer("abc")["input_ids"])
     options: dict[str, Any] = {"logit_bias": letters, "temperature": 1.0, "max_tokens": 60, "seed": "s"}
@@ -196,7 +196,6 @@ async def test_a_seeds_text_is_the_same_alone_in_company_and_preempted(looped: L
 
 @pytest.mark.parametrize("chunk", [None, 1, 3, 7])
 async def test_a_prompts_scores_come_before_its_text(looped: Looped, chunk: int | None) -> None:
-    """Known failure 47 through the loop."""
     made = looped(prefill_chunk_size=chunk, num_blocks=40)
     prompt = prompt_of(20)
     for at in range(3):
@@ -257,7 +256,7 @@ async def test_a_complete_grammar_is_a_stop_even_where_eos_is_ignored(looped: Lo
 
 
 async def test_a_dead_end_is_an_error_with_a_message_and_nobody_elses(looped: Looped, compiler: Any) -> None:
-    """Known failure 54 through the loop: not silence."""
+    """Not silence."""
     made = looped()
     grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab"))
     second = made.tokenizer("b")["input_ids"][0]
@@ -292,7 +291,7 @@ async def test_a_grammar_survives_preemption(looped: Looped, compiler: Any) -> N
 async def test_an_abort_frees_the_blocks_within_two_steps(looped: Looped) -> None:
     made = looped()
     await made.submit("a", max_tokens=400)
-    await made.queues["a"].get()
+    await made.sinks["a"].events.get()
     steps = made.loop.stats.steps
     made.loop.abort(["a"])
     events = await made.collect("a")
@@ -311,11 +310,11 @@ def test_an_abort_at_any_moment_leaves_nothing(
     """An abort races with completion: every interleaving of the loop's own steps, without a thread."""
     scheduler, runner = engine.make(tiny("llama"), prefill_chunk_size=2)
     loop = EngineLoop(scheduler, runner, EngineMetrics("tiny", None))
-    item = Submission(
-        request=Request(request_id="a", prompt_token_ids=(1, 2, 3), max_tokens=max_tokens, arrival=0.0),
-        params=SamplingParams(prompt_len=3),
-        text=TextStream(tokenizer, [1, 2, 3], stops=[], incremental=True),
-        events=asyncio.Queue(),
+    item = LiveRequest(
+        Request(request_id="a", prompt_token_ids=(1, 2, 3), max_tokens=max_tokens, arrival=0.0),
+        SamplingParams(prompt_len=3),
+        TextStream(tokenizer, [1, 2, 3], stops=[], incremental=True),
+        sink=engine.sink(),
     )
     moves: list[Any] = [lambda: loop._submit([item]), *[loop._step] * 6]
     moves.insert(steps, lambda: loop._abort(["a"]))
@@ -324,7 +323,7 @@ def test_an_abort_at_any_moment_leaves_nothing(
     if steps == 0:  # the abort came first, and the request ran to its end
         loop._abort(["a"])
     loop._abort(["a", "never heard of"])
-    assert loop._active == {}
+    assert loop._live == {}
     assert not scheduler.has_work
     invariants.check(scheduler)
     done = [event for _, event in loop._outbox if isinstance(event, Done)]
@@ -345,42 +344,68 @@ async def test_a_cancelled_submit_leaves_nothing(looped: Looped) -> None:
             continue
         made.loop.abort([f"{at}"])
     await made.idle()
-    while made.loop._active:
+    while made.loop._live:
         await asyncio.sleep(0.002)
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
 
 
 async def test_a_batch_of_requests_is_taken_whole_or_not_at_all(looped: Looped) -> None:
     made = looped()
-    first = made.submission("a", max_tokens=50)
-    for bad in (made.submission("b", range(1000)), made.submission("c", [], max_tokens=5)):
+    for bad in (made.request("b", range(1000)), made.request("c", [], max_tokens=5)):
         with pytest.raises(RejectedError):
-            await made.loop.submit([first, bad])
+            await made.loop.submit([made.request("a", max_tokens=50), bad])
         assert done_of(await made.collect("a")).reason is FinishReason.ABORT
     with pytest.raises(ValueError, match="token id 999"):
-        await made.loop.submit([first, made.submission("d", logit_bias=((999, 1.0),))])
+        await made.loop.submit([made.request("a"), made.request("d", logit_bias=((999, 1.0),))])
     assert done_of(await made.collect("a")).reason is FinishReason.ABORT
-    assert made.loop._active == {}
+    assert made.loop._live == {}
     assert done_of(await made.run("a")).reason is FinishReason.LENGTH
 
 
 @pytest.mark.timeout(240)
 async def test_after_ten_thousand_requests_no_map_has_grown(looped: Looped) -> None:
-    """Known failure 10."""
     made = looped(max_num_batched_tokens=256, num_blocks=600, max_queue_len=20_000)
     for start in range(0, 10_000, 500):
         names = [f"{at}" for at in range(start, start + 500)]
-        await made.loop.submit([made.submission(name, [7, 9], max_tokens=1 + at % 2) for at, name in enumerate(names)])
+        await made.loop.submit([made.request(name, [7, 9], max_tokens=1 + at % 2) for at, name in enumerate(names)])
         made.loop.abort(names[::50])
         for name in names:
             await made.collect(name)
-            del made.queues[name]
+            del made.sinks[name]
     await made.idle()
-    assert made.loop._active == {}
+    assert made.loop._live == {}
     assert made.loop._outbox == []
     assert made.scheduler.ledger.live == {}
     assert made.loop._inbox._calls.qsize() == 0
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
+
+
+# Records
+
+
+async def test_the_record_and_the_scheduler_tell_the_same(looped: Looped) -> None:
+    """Also of forks, of what was cached, preempted or aborted."""
+    made = looped(num_blocks=24, block_size=4, max_num_seqs=8)
+    prompt = prompt_of(17)
+    await made.run("first", prompt, max_tokens=2)
+    requests = [made.request("lead", prompt, max_tokens=20)]
+    requests += [made.request(f"fork {at}", prompt, max_tokens=20, request={"fork_of": "lead"}) for at in range(3)]
+    requests += [made.request(f"other {at}", prompt_of(9, at), max_tokens=25) for at in range(4)]
+    await made.loop.submit([*requests, made.request("left", prompt_of(5), max_tokens=30)])
+    await made.sinks["left"].events.get()
+    made.loop.abort(["left"])
+    for each in requests:
+        await made.collect(each.id)
+    for record in (each.record for each in requests):
+        told = await made.loop.explain(record.id)
+        assert told is not None
+        assert (record.arrival, record.started, record.first_token) == (told.arrival, told.started, told.first_token)
+        assert (record.ended, str(record.reason)) == (told.ended, told.state)
+        assert (record.prompt_tokens, record.cached_tokens) == (told.prompt_tokens, told.cached_tokens)
+        assert (record.output_tokens, record.preemptions) == (told.output_tokens, told.num_preemptions)
+    assert made.loop.stats.preemptions > 0, "the test is about them too"
+    assert requests[0].record.cached_tokens > 0
+    assert all(each.record.cached_tokens == 17 for each in requests[1:4])
 
 
 # Config

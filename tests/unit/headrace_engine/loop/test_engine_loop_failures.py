@@ -83,7 +83,7 @@ async def test_if_all_fail_alone_all_fail_and_the_next_request_works(
     made = looped()
     broken = [True]
     tried = inject(monkeypatch, made.runner, lambda _: RuntimeError("injected") if broken else None)
-    await made.loop.submit([made.submission(f"{at}") for at in range(3)])
+    await made.loop.submit([made.request(f"{at}") for at in range(3)])
     for at in range(3):
         assert end_of(await made.collect(f"{at}")).reason is FinishReason.ERROR
     assert [len(plan.seqs) for plan in tried] == [3, 1, 1, 1]
@@ -132,12 +132,12 @@ async def test_failures_that_others_survive_do_not_end_the_thread(
 
 @pytest.fixture
 def runner(tiny: Any) -> ModelRunner:
-    from headrace_engine.model.kv_cache import make_pool
+    from headrace_engine.attention.kv_cache import make_pool
+    from headrace_engine.attention.sdpa import SdpaBackend
 
     model = tiny("llama")
-    return ModelRunner(
-        model, make_pool(probe(model), num_blocks=20, block_size=4, device=model.device, dtype=model.dtype)
-    )
+    pool = make_pool(probe(model), num_blocks=20, block_size=4, device=model.device, dtype=model.dtype)
+    return ModelRunner(model, pool, SdpaBackend())
 
 
 def seq(
@@ -208,7 +208,7 @@ async def test_logits_that_are_not_numbers_fail_their_request_alone(
         return logits
 
     monkeypatch.setattr(made.runner, "logits", poisoned)
-    await made.loop.submit([made.submission("good"), made.submission("bad"), made.submission("other")])
+    await made.loop.submit([made.request("good"), made.request("bad"), made.request("other")])
     bad = end_of(await made.collect("bad"))
     assert (bad.reason, str(bad.problem)) == (FinishReason.ERROR, "the model's logits are not numbers for this request")
     assert bad.num_output_tokens == 3
@@ -220,21 +220,21 @@ async def test_logits_that_are_not_numbers_fail_their_request_alone(
 async def test_a_text_that_raises_fails_its_request_alone(
     looped: Looped, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Known failure 27: decoding that raises."""
+    """Decoding that raises."""
     made = looped()
 
     def broken(*_: Any) -> str:
         raise ValueError("injected")
 
-    bad = made.submission("bad")
-    monkeypatch.setattr(bad.text, where, broken)
-    await made.loop.submit([made.submission("good"), bad, made.submission("other")])
+    bad = made.request("bad")
+    monkeypatch.setattr(bad._text, where, broken)
+    await made.loop.submit([made.request("good"), bad, made.request("other")])
     done = end_of(await made.collect("bad"))
     assert (done.reason, str(done.problem)) == (FinishReason.ERROR, "ValueError: injected")
     for name in ("good", "other"):
         assert end_of(await made.collect(name)).num_output_tokens == 8
     await made.idle()
-    assert made.loop._active == {}
+    assert made.loop._live == {}
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
 
 
@@ -248,7 +248,7 @@ async def test_sampling_that_raises_fails_its_request_alone(looped: Looped, monk
 
     monkeypatch.setattr("headrace_engine.sampling.sampler.uniform", broken)
     names = ("good", "bad", "other")
-    await made.loop.submit([made.submission(name, temperature=1.0, seed=name) for name in names])
+    await made.loop.submit([made.request(name, temperature=1.0, seed=name) for name in names])
     bad = end_of(await made.collect("bad"))
     assert (bad.reason, str(bad.problem)) == (FinishReason.ERROR, "sampling failed: RuntimeError: injected")
     for name in ("good", "other"):
@@ -260,7 +260,7 @@ async def test_sampling_that_raises_fails_its_request_alone(looped: Looped, monk
 
 @pytest.mark.timeout(10)
 async def test_a_dead_thread_fails_every_waiter_at_once(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known failure 59: those that run, those that wait in the inbox, and those to come. No timer is involved."""
+    """Those that run, those that wait in the inbox, and those to come. No timer is involved."""
     made = looped()
     for at in range(3):
         await made.submit(f"{at}", max_tokens=400)

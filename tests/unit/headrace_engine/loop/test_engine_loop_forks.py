@@ -29,7 +29,7 @@ def prompt_of(length: int, seed: int = 1) -> list[int]:
 def choices(made: Looped, name: str, prompt: list[int], count: int, **options: Any) -> list[Any]:
     """Submissions for n choices: the first is the lead of the others."""
     lead, *rest = (
-        made.submission(
+        made.request(
             f"{name}{at}", prompt, seed=f"request-7-{at}", temperature=1.0,
             request=({} if at == 0 else {"fork_of": f"{name}0"}) | options.get("request", {}),
             **{key: value for key, value in options.items() if key != "request"},
@@ -55,7 +55,7 @@ def watch_plans(made: Looped, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]
 async def test_four_choices_of_one_seed_differ_and_are_those_without_forks(
     looped: Looped, monkeypatch: pytest.MonkeyPatch, length: int, chunk: int | None
 ) -> None:
-    """Known failure 31, with the prompt prefilled once and its blocks shared until they are written."""
+    """The prompt is prefilled once and its blocks shared until they are written."""
     made = looped(prefill_chunk_size=chunk, enable_prefix_caching=False)
     prompt = prompt_of(length)
     plans = watch_plans(made, monkeypatch)
@@ -104,7 +104,7 @@ async def test_all_choices_have_the_prompts_scores(looped: Looped) -> None:
 async def test_a_fork_that_asks_for_more_than_its_lead_fails_with_a_message(looped: Looped) -> None:
     made = looped()
     lead, fork = choices(made, "a", prompt_of(6), 2)
-    fork = made.submission("a1", prompt_of(6), prompt_logprobs=1, request={"fork_of": "a0", "reads_cache": False})
+    fork = made.request("a1", prompt_of(6), prompt_logprobs=1, request={"fork_of": "a0", "reads_cache": False})
     await made.loop.submit([lead, fork])
     assert end_of(await made.collect("a0")).reason is FinishReason.LENGTH
     done = end_of(await made.collect("a1"))
@@ -118,7 +118,7 @@ async def test_a_choice_that_is_aborted_leaves_the_others(looped: Looped, gone: 
     made = looped()
     prompt = prompt_of(10)
     await made.loop.submit(choices(made, "a", prompt, 3, max_tokens=60))
-    await made.queues[f"a{gone}"].get()
+    await made.sinks[f"a{gone}"].events.get()
     made.loop.abort([f"a{gone}"])
     assert end_of(await made.collect(f"a{gone}")).reason is FinishReason.ABORT
     for at in {0, 1, 2} - {gone}:

@@ -1,15 +1,21 @@
 """The probe refuses by name what would answer nonsense."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from attention_by_loops import LoopBackend
 
+from headrace_engine.attention import registry
+from headrace_engine.attention.base import AttentionStep
+from headrace_engine.attention.features import Feature
+from headrace_engine.attention.interface import IMPLEMENTATION
+from headrace_engine.attention.kv_cache import KvPool
 from headrace_engine.errors import ModelError
 from headrace_engine.loop.probe import probe
-from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.checks import refuse_unsupported
 from headrace_engine.model.loading import LoadedModel, wrap_model
 
@@ -56,7 +62,7 @@ def test_refuses_wrong_attention(dtype: torch.dtype, tokenizer: Any, monkeypatch
     def doubled(*given: Any, scale: float, **more: Any) -> torch.Tensor:
         return real(*given, scale=scale * 2, **more)
 
-    monkeypatch.setattr("headrace_engine.model.attention.scaled_dot_product_attention", doubled)
+    monkeypatch.setattr("headrace_engine.attention.sdpa.scaled_dot_product_attention", doubled)
     with pytest.raises(ModelError, match="LlamaForCausalLM computes something else"):
         probe(model)
 
@@ -161,3 +167,50 @@ def test_refuses_an_encoder(tokenizer: Any) -> None:
     config = transformers.BertConfig(**{key: value for key, value in SIZES.items() if key != "num_key_value_heads"})
     with pytest.raises(ModelError, match="BertLMHeadModel"):
         probe(build(config, tokenizer))
+
+
+# Attention backends
+
+
+def features(model: LoadedModel) -> list[set[Feature]]:
+    return [set(shape.features) for _, shape in sorted(probe(model).items())]
+
+
+def test_learns_what_each_layer_asks_of_a_backend(tiny: Any) -> None:
+    grouped, window = Feature.GROUPED_QUERIES, Feature.WINDOW
+    assert features(tiny("gpt_neox")) == [set(), set()]
+    assert features(tiny("llama")) == [{grouped}, {grouped}]
+    assert features(tiny("gemma3")) == [{grouped, window}, {grouped}]
+    assert features(tiny("gemma2-softcap"))[1] == {grouped, Feature.SOFTCAP}
+    assert features(tiny("gpt-oss-sinks")) == [{grouped, window, Feature.SINKS}, {grouped, Feature.SINKS}]
+
+
+@pytest.mark.parametrize("sizes", [{4, 16}, {8}, {16}])
+def test_tries_the_backend_that_will_serve_in_blocks_that_it_has(
+    sizes: set[int], tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LoopBackend(block_sizes=sizes)
+    monkeypatch.setattr(registry, "BACKENDS", (backend,))
+    used: list[AttentionStep] = []
+    real = backend.prepare
+
+    def prepare(step: AttentionStep, pool: KvPool) -> Any:
+        used.append(step)
+        return real(step, pool)
+
+    monkeypatch.setattr(backend, "prepare", prepare)
+    probe(tiny("llama"), block_size=max(sizes))
+    size = min(sizes)
+    assert {step.block_size for step in used} == {size}
+    assert max(step.block_tables.shape[1] for step in used) == 3
+    assert [[span.rows for span in step.spans][-1] for step in used] == [3 + 2 * (size - 4), 4, 1, 2]
+
+
+def test_refuses_a_backend_that_computes_something_else(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(LoopBackend):
+        def prepare(self, step: AttentionStep, pool: KvPool) -> Any:
+            return super().prepare(replace(step, block_tables=step.block_tables.flip(1)), pool)
+
+    monkeypatch.setattr(registry, "BACKENDS", (Wrong(),))
+    with pytest.raises(ModelError, match="LlamaForCausalLM computes something else on paged attention"):
+        probe(build(transformers.LlamaConfig(**SIZES), tokenizer))

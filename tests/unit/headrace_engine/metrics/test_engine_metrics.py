@@ -50,7 +50,7 @@ def test_what_did_not_end_well_has_no_end_to_end_time(reason: FinishReason) -> N
     assert value(metrics, names.VLLM_SUCCESS, finished_reason=str(reason)) == 1
 
 
-def test_case_55_counts_agree() -> None:
+def test_the_histograms_count_what_the_requests_had() -> None:
     """Of k finished requests: TTFT counts those with a token, ITL all further tokens; e2e >= TTFT >= queue for each."""
     metrics, rng, outputs = made(), random.Random(1), []
     for at in range(60):

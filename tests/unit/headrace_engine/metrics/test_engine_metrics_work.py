@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from metrics_doubles import books, bounds, made, request, rows, series, served, step, value
+from metrics_doubles import begun, books, bounds, made, request, rows, series, served, step, value
 
 from headrace_core import metric_names as names
 from headrace_core.knobs.resolve import resolve
@@ -23,7 +23,7 @@ from headrace_core.scheduler.events import (
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.sim.roofline import AttentionLayers, ModelShape, Peaks
 from headrace_core.sim.step_time import StepShape, StepTimeModel
-from headrace_engine.metrics.request_times import RequestTimes
+from headrace_engine.metrics.generation_record import GenerationRecord
 
 STATS: dict[str, Any] = {
     "running": 0, "waiting": 0, "waiting_tokens": 0, "blocks_total": 10, "blocks_free": 10, "generation": 1, "steps": 0,
@@ -42,13 +42,14 @@ def test_no_request_can_make_series() -> None:
         if rng.random() < 0.3:
             metrics.rejected(rng.choice(list(RejectReason)), retry_after=rng.choice([None, 0.0, 1e9]))
             continue
-        times = metrics.begin(request(name, prompt=rng.randrange(1, 3000), output=rng.randrange(1, 10**9)), now=0.0)
+        record = begun(metrics, request(name, prompt=rng.randrange(1, 3000), output=rng.randrange(1, 10**9)), now=0.0)
         step(metrics, rows(name, 0, rng.randrange(0, 50)), seconds=rng.random() * 1000, failed=rng.random() < 0.1)
         for _ in range(rng.randrange(4)):
-            times.tokens.append(rng.random() * 1e6)
-            metrics.token(times, 1)
-        times.started = rng.choice([None, 0.1])
-        metrics.finished(times, rng.choice(list(FinishReason)), now=rng.random() * 1e7, corrupted=rng.random() < 0.1)
+            record.token(rng.random() * 1e6)
+            metrics.token(record, 1)
+        if rng.random() < 0.5:
+            record.start(0.1, 0)
+        metrics.finished(record, rng.choice(list(FinishReason)), now=rng.random() * 1e7, corrupted=rng.random() < 0.1)
     assert series(metrics) == before
     assert metrics._live == {}
     assert value(metrics, names.REQUESTS) + value(metrics, names.REJECTED) == 1000
@@ -59,34 +60,34 @@ def test_no_request_can_make_series() -> None:
 
 def test_tokens_are_undecided_until_their_request_ends() -> None:
     metrics = made()
-    times = metrics.begin(request(), now=0.0)
+    record = begun(metrics, request(), now=0.0)
     step(metrics, rows("a", 0, 10))
     assert books(metrics) == {"useful": 0, "recomputed": 0, "discarded": 0, "undecided": 10}
     step(metrics, rows("a", 10, 1, prefill=False))
-    metrics.finished(times, FinishReason.LENGTH, now=1.0)
+    metrics.finished(record, FinishReason.LENGTH, now=1.0)
     assert books(metrics) == {"useful": 11, "recomputed": 0, "discarded": 0, "undecided": 0}
 
 
 def test_what_runs_again_after_a_preemption_is_recomputed() -> None:
     metrics = made()
-    times = metrics.begin(request(), now=0.0)
+    record = begun(metrics, request(), now=0.0)
     step(metrics, rows("a", 0, 10))
     step(metrics, rows("a", 10, 1, prefill=False))
     step(metrics, preempted=["a"])
     step(metrics, rows("a", 4, 8), preempted=[])  # 4 were found in the prefix cache; the last position is new
-    metrics.finished(times, FinishReason.ABORT, now=1.0)
+    metrics.finished(record, FinishReason.ABORT, now=1.0)
     assert books(metrics) == {"useful": 0, "recomputed": 7, "discarded": 12, "undecided": 0}
-    assert times.preemptions == 1
+    assert record.preemptions == 1
 
 
 def test_cache_hits_are_not_computed_and_count_as_cached() -> None:
     metrics = made()
-    times = metrics.begin(request(), now=0.0)
+    record = begun(metrics, request(), now=0.0)
     step(metrics, rows("a", 8, 2))
-    times.tokens.append(0.2)
-    metrics.token(times, 1)
-    metrics.finished(times, FinishReason.STOP, now=0.3)
-    assert times.cached_tokens == 8
+    record.start(0.1, 8)
+    record.token(0.2)
+    metrics.token(record, 1)
+    metrics.finished(record, FinishReason.STOP, now=0.3)
     assert books(metrics)["useful"] == 2
     sources = {
         one: value(metrics, names.VLLM_PROMPT_BY_SOURCE, source=one) for one in ("local_compute", "local_cache_hit")
@@ -105,14 +106,14 @@ class Played:
         config = resolve({"max_num_seqs": 6, "max_num_batched_tokens": 16, "block_size": 4})
         self.scheduler = Scheduler(config, num_blocks=18, max_model_len=60)
         self.scheduler.expect([1] * 20, 0.0)  # admission lets in more than memory holds in the end
-        self.live: dict[str, RequestTimes] = {}
+        self.live: dict[str, GenerationRecord] = {}
 
     def submit(self, now: float) -> None:
         # Mostly short outputs, so that the long ones surprise whoever predicts their length.
         output = self.rng.choice([1, 1, 2, 2, 3, 35])
         new = request(str(now), prompt=self.rng.randrange(1, 20), output=output, reads_cache=self.rng.random() < 0.5)
         if isinstance(self.scheduler.submit(new, now), Admitted):
-            self.live[new.request_id] = self.metrics.begin(new, now=now)
+            self.live[new.request_id] = begun(self.metrics, new, now=now)
 
     def abort(self, name: str, now: float) -> None:
         self.handle([self.scheduler.abort(name, now)], now)
@@ -130,10 +131,10 @@ class Played:
     def handle(self, outcomes: Iterable[object], now: float) -> None:
         for outcome in outcomes:
             match outcome:
-                case Started(request_id=name, at=at):
-                    self.live[name].started = at
+                case Started(request_id=name, at=at, cached_tokens=cached):
+                    self.live[name].start(at, cached)
                 case Token(request_id=name):
-                    self.live[name].tokens.append(now)
+                    self.live[name].token(now)
                     self.metrics.token(self.live[name], 1)
                 case Finished(request_id=name, reason=reason):
                     self.metrics.finished(self.live.pop(name), reason, now=now)
@@ -175,20 +176,19 @@ def test_the_books_close_under_preemption_aborts_and_failures(seed: int) -> None
 
 def test_outputs_of_one_prompt_are_one_request_in_vllms_eyes() -> None:
     metrics = made()
-    group = [metrics.begin(request("p"), now=0.0), metrics.begin(request("q", fork_of="p"), now=0.0),
-             metrics.begin(request("r", fork_of="p"), now=0.0), metrics.begin(request("alone"), now=0.0)]  # fmt: skip
+    group = [begun(metrics, request("p"), now=0.0), begun(metrics, request("q", fork_of="p"), now=0.0),
+             begun(metrics, request("r", fork_of="p"), now=0.0), begun(metrics, request("alone"), now=0.0)]  # fmt: skip
     step(metrics, rows("p", 0, 10), rows("q", 10, 0, fork_of="p"), rows("r", 10, 0, fork_of="p"))
-    assert [times.cached_tokens for times in group] == [0, 10, 10, 0]
-    for times, count in zip(group, (2, 5, 3, 1), strict=True):
-        times.started = 0.1
+    for record, count in zip(group, (2, 5, 3, 1), strict=True):
+        record.start(0.1, 0 if record.fork_of is None else record.prompt_tokens)
         for at in range(count):
-            times.tokens.append(0.2 + at)
-            metrics.token(times, 1)
-    for times in group[:2]:
-        metrics.finished(times, FinishReason.LENGTH, now=9.0)
+            record.token(0.2 + at)
+            metrics.token(record, 1)
+    for record in group[:2]:
+        metrics.finished(record, FinishReason.LENGTH, now=9.0)
     assert value(metrics, names.VLLM_PARAMS_N, "_count") == 0, "one output is still missing"
-    for times in group[2:]:
-        metrics.finished(times, FinishReason.STOP, now=9.0)
+    for record in group[2:]:
+        metrics.finished(record, FinishReason.STOP, now=9.0)
     assert (value(metrics, names.VLLM_PARAMS_N, "_count"), value(metrics, names.VLLM_PARAMS_N, "_sum")) == (2, 4)
     assert value(metrics, names.VLLM_MAX_GENERATION, "_sum") == 5 + 1
     assert value(metrics, names.VLLM_REQUEST_GENERATION, "_sum") == 11
@@ -208,10 +208,10 @@ def test_refusals() -> None:
 
 def test_sizes_of_finished_requests() -> None:
     metrics = made(max_model_len=100)
-    times = served(metrics, prompt=30, output=70, times=(0.2, 0.3))
+    record = served(metrics, prompt=30, output=70, times=(0.2, 0.3))
     step(metrics, preempted=["a"])
     step(metrics, preempted=["a"])
-    metrics.finished(times, FinishReason.STOP, now=0.3)
+    metrics.finished(record, FinishReason.STOP, now=0.3)
     expected = {
         names.VLLM_REQUEST_PROMPT: 30, names.VLLM_REQUEST_GENERATION: 2, names.VLLM_REQUEST_COMPUTED: 30,
         names.VLLM_PARAMS_MAX_TOKENS: 70, names.VLLM_REQUEST_PREEMPTIONS: 2, names.VLLM_PARAMS_N: 1,

@@ -9,12 +9,13 @@ import torch
 import transformers
 
 from headrace_core.knobs.resolve import resolve
+from headrace_engine.attention.interface import IMPLEMENTATION
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import SdpaBackend
+from headrace_engine.attention.step import SequenceRows, make_step
 from headrace_engine.engine import size_pool
 from headrace_engine.errors import ModelError, SettingsError
 from headrace_engine.loop.probe import probe
-from headrace_engine.model.attention import IMPLEMENTATION
-from headrace_engine.model.attention_step import SequenceRows, make_step
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.model.rope import check_rope_length, pin_rope
 
@@ -60,7 +61,10 @@ def together(model: LoadedModel, rows: Sequence[Sequence[int]]) -> list[torch.Te
     step = make_step([SequenceRows(0, len(row), table) for row, table in zip(rows, tables, strict=True)], pool)
     flat = [token for row in rows for token in row]
     logits = model.module(
-        input_ids=torch.tensor([flat]), position_ids=step.positions[None], use_cache=False, headrace_step=step
+        input_ids=torch.tensor([flat]),
+        position_ids=step.positions[None],
+        use_cache=False,
+        headrace_step=SdpaBackend().prepare(step, pool),
     ).logits[0]
     return list(logits.split([len(row) for row in rows]))
 

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from headrace_core.sim.roofline import AttentionLayers, Peaks
+from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.loop.probe import probe
 from headrace_engine.model import peaks
-from headrace_engine.model.attention import IMPLEMENTATION
 from headrace_engine.model.loading import LoadedModel, wrap_model
 from headrace_engine.model.shape import model_shape
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace_engine.openai import fields
-from headrace_engine.openai.routes import ROUTES, Route
+from headrace_engine.openai.routes import OPERATIONS, Operation
 from headrace_engine.openai.schema import NEUTRAL
 
 ROOT = Path(__file__).parents[4]
@@ -14,8 +14,8 @@ PAGE = (ROOT / "docs" / "http-api.md").read_text()
 SOURCES = ROOT / "engine_image" / "headrace_engine"
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
-def test_routes_and_their_fields(route: Route) -> None:
+@pytest.mark.parametrize("route", OPERATIONS, ids=lambda route: route.path)
+def test_routes_and_their_fields(route: Operation) -> None:
     assert f"{route.method} {route.path}" in PAGE
     missing = [name for name in (route.body.model_fields if route.body else ()) if f"`{name}`" not in PAGE]
     assert missing == []

@@ -47,7 +47,7 @@ def sentencepiece() -> Any:
     return made
 
 
-def shape(**values: Any) -> ResponseSpec:
+def spec(**values: Any) -> ResponseSpec:
     given_: dict[str, Any] = {
         "id": "cmpl-1",
         "created": 7,
@@ -109,7 +109,7 @@ def test_the_token_itself_is_always_among_the_best(texts: TokenTexts) -> None:
 
 
 def test_samples_share_prompt_and_scores(texts: TokenTexts) -> None:
-    made = shape(prompts=(Prompt((65, 66), "bc"), Prompt((67,), "d")), samples=2, echo=True, logprobs=0, texts=texts)
+    made = spec(prompts=(Prompt((65, 66), "bc"), Prompt((67,), "d")), samples=2, echo=True, logprobs=0, texts=texts)
     ends = [done(f"{at}", scores=(score(68),), token_ids=(68,), cached_tokens=at) for at in range(4)]
     scored = [PromptScored(scores=(None, score(66))), PromptScored(scores=(None,))]
     body = whole_body(made, ends, scored)
@@ -124,7 +124,7 @@ def test_samples_share_prompt_and_scores(texts: TokenTexts) -> None:
 
 
 def test_scoring_alone_shows_nothing_new(texts: TokenTexts) -> None:
-    made = shape(prompts=(Prompt((65,), "b"),), echo=True, generates=False, logprobs=0, texts=texts, token_ids=True)
+    made = spec(prompts=(Prompt((65,), "b"),), echo=True, generates=False, logprobs=0, texts=texts, token_ids=True)
     end = done("x", scores=(), token_ids=(70,))
     body = whole_body(made, [end], [PromptScored(scores=(None,))])
     (choice,) = body["choices"]
@@ -141,13 +141,13 @@ def test_scoring_alone_shows_nothing_new(texts: TokenTexts) -> None:
     ("stop", "told"), [("END", "END"), (5, 5), (6, None), (None, None)],
 )  # fmt: skip
 def test_only_the_clients_own_stops_are_told(stop: str | int | None, told: object) -> None:
-    made = shape(stop_token_ids=frozenset({5}))
+    made = spec(stop_token_ids=frozenset({5}))
     (choice,) = ChoiceWriter(made, 0).more(done(stop_reason=stop))
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", told)
 
 
 def test_a_stream_of_tools_skips_tokens_that_show_nothing() -> None:
-    made = shape(is_chat=True, new_parser=lambda: parser_for(ToolFormat.HERMES), id="chatcmpl-ab")
+    made = spec(is_chat=True, new_parser=lambda: parser_for(ToolFormat.HERMES), id="chatcmpl-ab")
     writer = ChoiceWriter(made, 0)
     assert writer.first(None) == {
         "index": 0, "logprobs": None, "finish_reason": None, "delta": {"role": "assistant", "content": ""},
@@ -188,7 +188,7 @@ def test_what_the_clients_own_constraints_make_impossible_is_a_400(tokenizer: An
 def test_calls_beyond_the_limit_are_dropped() -> None:
     text = "".join(f'<tool_call>{{"name": "f{at}"}}</tool_call>' for at in range(3))
     for limit, names in ((None, ["f0", "f1", "f2"]), (1, ["f0"])):
-        made = shape(is_chat=True, new_parser=lambda: parser_for(ToolFormat.HERMES), max_calls=limit)
+        made = spec(is_chat=True, new_parser=lambda: parser_for(ToolFormat.HERMES), max_calls=limit)
         message = whole_body(made, [done(text)], [None])["choices"][0]["message"]
         assert [call["function"]["name"] for call in message["tool_calls"]] == names
         assert message["content"] is None

@@ -15,7 +15,7 @@ import transformers
 from headrace_bench.quality.comparison import QualityComparison
 from headrace_bench.quality.verdict import QualityVerdict, VerdictRules, judge
 from headrace_engine import device as devices
-from headrace_engine.model.attention import IMPLEMENTATION
+from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.model.demo import ensure_demo_model
 from headrace_engine.model.loading import LoadedModel, load_model, wrap_model
 from headrace_engine.model.weights import find_source

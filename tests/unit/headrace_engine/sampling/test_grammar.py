@@ -191,7 +191,7 @@ def test_a_mask_moves_nothing_and_requests_do_not_share_their_place(compiler: Gr
     assert torch.equal(fill_masks([one, other], 257)[0], torch.cat([fill_masks([one], 257)[0], first]))
 
 
-# Ends that must be defined (known failure 54)
+# Ends that must be defined
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def without_z() -> Any:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_dead_end_has_a_defined_end(without_z: Any, temperature: float) -> None:
-    """Known failure 54: a grammar that cannot advance ends the request with a message, and nothing is NaN."""
+    """A grammar that cannot advance ends the request with a message, and nothing is NaN."""
     compiler = GrammarCompiler(without_z, vocab_size=26, eos_token_ids={25})
     grammar = compiler.compile(spec("regex", "abz"))
     tokens, ended = generate(grammar, 26, temperature=temperature)

@@ -41,7 +41,7 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_masked_tokens_score_finite_numbers() -> None:
-    """Known failure 49: minus infinity among the likeliest must not make invalid JSON."""
+    """Minus infinity among the likeliest must not make invalid JSON."""
     logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf]])
     for token in range(4):
         (score,) = score_rows(logits, [token], top=[4])

@@ -191,7 +191,7 @@ def test_a_bias_that_excludes_every_token_has_a_defined_end() -> None:
 
 
 def test_four_choices_of_one_seed_differ_and_come_back() -> None:
-    """Known failure 31: n = 4 with a seed gives four texts, the same each time; the API adds the choice's number."""
+    """n = 4 with a seed gives four texts, the same each time; the API adds the choice's number."""
     logits = torch.randn(40, 500, generator=torch.Generator().manual_seed(9))
 
     def texts() -> list[tuple[int, ...]]:

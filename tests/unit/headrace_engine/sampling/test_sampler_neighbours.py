@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from headrace_core.scheduler.events import Request, ScheduledSeq, Started
+from headrace_engine.attention.kv_cache import make_pool
+from headrace_engine.attention.sdpa import SdpaBackend
 from headrace_engine.loop.probe import probe
 from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.demo import ensure_demo_model
-from headrace_engine.model.kv_cache import make_pool
 from headrace_engine.model.loading import LoadedModel, load_model
 from headrace_engine.model.weights import find_source
 from headrace_engine.sampling.params import SamplingParams
@@ -27,7 +28,7 @@ BLOCK = 4
 
 def runner_of(model: LoadedModel) -> ModelRunner:
     pool = make_pool(probe(model), num_blocks=500, block_size=BLOCK, device=model.device, dtype=model.dtype)
-    return ModelRunner(model, pool)
+    return ModelRunner(model, pool, SdpaBackend())
 
 
 def seq(name: str, start: int, ids: list[int], first_block: int, *, samples: bool = True) -> ScheduledSeq:
@@ -64,7 +65,6 @@ def check_logits(model: LoadedModel, prompt: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt-oss-sinks"])
 def test_logits_do_not_depend_on_neighbours_or_chunks(name: str, tiny: Any) -> None:
-    """Known failure 30."""
     check_logits(tiny(name), tokens(37, 5))
 
 
@@ -77,7 +77,7 @@ def test_the_demo_models_logits_do_not_depend_on_neighbours_or_chunks() -> None:
 
 @pytest.mark.parametrize("chunk", [3, 16, None])
 def test_greedy_tokens_are_the_same_alone_and_with_31_others(tiny: Any, engine: Any, chunk: int | None) -> None:
-    """Known failure 30: whole outputs."""
+    """Whole outputs."""
     model = tiny("llama")
     prompts = [tokens(1 + at % 30, at) for at in range(32)]
     alone = [engine.run(*engine.make(model), [prompt], max_tokens=12)[0] for prompt in prompts[::8]]
@@ -93,7 +93,7 @@ def test_greedy_tokens_are_the_same_alone_and_with_31_others(tiny: Any, engine: 
 def test_the_first_logits_after_a_hit_are_those_of_a_cold_run(
     shared: int, chunk: int | None, tiny: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Known failure 2: a prompt of five blocks that shares 0 to 5 of them with an earlier one."""
+    """A prompt of five blocks that shares 0 to 5 of them with an earlier one."""
     model = tiny("llama")
     first = tokens(5 * BLOCK, 1)
     prompt = first[: shared * BLOCK] + tokens(5 * BLOCK - shared * BLOCK, 2)

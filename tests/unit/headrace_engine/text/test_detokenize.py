@@ -46,7 +46,6 @@ def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
 
 
 def test_characters_split_over_tokens_arrive_whole(any_tokenizer: Any) -> None:
-    """Known failure 26."""
     ids = any_tokenizer(TEXT)["input_ids"]
     pieces = stream(any_tokenizer, ids)
     assert "".join(pieces) == TEXT
@@ -57,7 +56,7 @@ def test_characters_split_over_tokens_arrive_whole(any_tokenizer: Any) -> None:
 @settings(deadline=None, max_examples=150)
 @given(text=ANY_TEXT, prompt=ANY_TEXT)
 def test_any_text_streams_without_partial_characters(tokenizer: Any, text: str, prompt: str) -> None:
-    """Known failure 26: a vocabulary of single bytes, and any Unicode string."""
+    """A vocabulary of single bytes, and any Unicode string."""
     ids = tokenizer(text)["input_ids"]
     pieces = stream(tokenizer, ids, prompt=tokenizer(prompt)["input_ids"])
     assert "".join(pieces) == text
@@ -94,7 +93,6 @@ def test_a_leading_space_is_kept_behind_a_prompt() -> None:
 def test_output_that_ends_inside_a_character_ends_with_one_replacement(
     any_tokenizer: Any, missing: int, incremental: bool, before: str
 ) -> None:
-    """Known failure 27."""
     prompt = any_tokenizer("ok")["input_ids"]
     ids = any_tokenizer(before + "👩")["input_ids"][:-missing]
     if "▁" in any_tokenizer.get_vocab() and before == "ab":
@@ -224,7 +222,6 @@ def test_a_real_vocabulary_streams_what_it_decodes() -> None:
 
 
 def test_a_stop_string_over_several_tokens_never_shows(tokenizer: Any) -> None:
-    """Known failure 19, through tokens."""
     text = TextStream(tokenizer, [], stops=["</s1>"], incremental=True)
     shown = []
     for token in tokenizer("before</s1>after")["input_ids"]:
@@ -238,7 +235,7 @@ def test_a_stop_string_over_several_tokens_never_shows(tokenizer: Any) -> None:
 @pytest.mark.parametrize("incremental", [True, False])
 @pytest.mark.parametrize("include", [True, False])
 def test_a_stop_string_of_split_characters(tokenizer: Any, incremental: bool, include: bool) -> None:
-    """Known failure 21, across the borders of UTF-8."""
+    """Across the borders of UTF-8."""
     ids = tokenizer("ab👩漢c")["input_ids"]
     pieces = stream(tokenizer, ids, stops=["👩漢"], incremental=incremental, include_stop=include)
     assert "".join(pieces) == ("ab👩漢" if include else "ab")

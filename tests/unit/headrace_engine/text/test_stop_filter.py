@@ -45,7 +45,7 @@ def test_the_result_does_not_depend_on_where_the_text_was_cut(
 
 @given(text=st.text(alphabet="ab<", max_size=30), stops=st.lists(st.text(alphabet="ab<", min_size=1, max_size=5)))
 def test_only_what_may_begin_a_stop_string_is_held(text: str, stops: list[str]) -> None:
-    """Known failure 22: what is ruled out is released in the same event."""
+    """What is ruled out is released in the same event."""
     stop_filter, shown = StopFilter(stops), ""
     for at, char in enumerate(text):
         shown += stop_filter.push(char)
@@ -59,7 +59,6 @@ def test_only_what_may_begin_a_stop_string_is_held(text: str, stops: list[str]) 
 
 
 def test_a_stop_string_over_three_tokens_never_shows_a_part() -> None:
-    """Known failure 19."""
     stop_filter = StopFilter(["</s1>"])
     assert [stop_filter.push(piece) for piece in ("before<", "/s", "1>after")] == ["before", "", ""]
     assert stop_filter.stop == "</s1>"
@@ -78,7 +77,6 @@ def test_a_stop_string_over_three_tokens_never_shows_a_part() -> None:
     ],
 )
 def test_the_text_is_exact_with_and_without_the_stop_string(include: bool, text: str, shown: str) -> None:
-    """Known failure 21."""
     for size in (1, 2, 3, 50):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         assert run(pieces, ["STOP"], include=include)[0] == shown

@@ -8,14 +8,14 @@ import pytest
 from headrace_client.errors import Conflict, Unavailable
 from headrace_operator.metrics import Metrics
 from headrace_operator.protocols import Key
+from headrace_operator.runtime.requeue import Requeue
 from headrace_operator.runtime.work_queue import Backoff, WorkQueue
 from headrace_operator.runtime.worker import STUCK_SECONDS, WorkerPool
-from headrace_operator.service.controller import Requeue
 
 KEY = Key("InferenceService", "default", "chat")
 
 
-def shell(reconcile: Callable[[Key], Awaitable[Requeue]]) -> WorkerPool:
+def workers(reconcile: Callable[[Key], Awaitable[Requeue]]) -> WorkerPool:
     queue: WorkQueue[Key] = WorkQueue(backoff=Backoff(base=0.001, limit=0.002))
     return WorkerPool(reconcilers={"InferenceService": reconcile}, metrics=Metrics(), resync_seconds=60, queue=queue)
 
@@ -42,7 +42,7 @@ async def test_whatever_goes_wrong_comes_again(error: Exception, result: str) ->
         done.set()
         return Requeue()
 
-    subject = shell(reconcile)
+    subject = workers(reconcile)
     subject.start(2)
     subject.queue.add(KEY)
     await asyncio.wait_for(done.wait(), 10)
@@ -65,7 +65,7 @@ async def test_a_conflict_comes_again_soon_and_wakes_go_to_the_queue() -> None:
             return Requeue(gone=True)
         return Requeue(wake=(other,))
 
-    subject = shell(reconcile)
+    subject = workers(reconcile)
     subject.start(1)
     subject.queue.add(KEY)
     await asyncio.wait_for(done.wait(), 10)
@@ -77,7 +77,7 @@ async def test_the_probe_tells_of_dead_workers_and_stuck_keys(monkeypatch: pytes
     async def reconcile(key: Key) -> Requeue:
         return Requeue()
 
-    subject = shell(reconcile)
+    subject = workers(reconcile)
     assert "ended" in subject.problem()
     subject.start(1)
     assert subject.problem() == ""

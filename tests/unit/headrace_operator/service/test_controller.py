@@ -4,11 +4,15 @@ import json
 from typing import Any
 
 import pytest
-from operator_doubles import FAULTS, NS, World, pod, service
+from operator_cluster import FAULTS
+from operator_resources import NS, pod, service
+from operator_world import World
 
 from headrace_api import names
+from headrace_api.engine_exit import EngineExit, ExitKind
 from headrace_client.errors import Conflict, EngineUnavailable, KubeError
 from headrace_core.knobs.resolve import resolve
+from headrace_operator.engines.base import ConfigChange
 from headrace_operator.service.controller import SOON
 
 
@@ -153,7 +157,8 @@ async def test_an_unreachable_admin_port_matters_only_while_a_change_is_due(worl
 async def test_drift_is_corrected_within_a_minute(world: World) -> None:
     address = await serving(world)
     engine = world.engines.by_address[address]
-    await world.engines.change(address, token="", knobs={"decode_ratio": 0.9}, revision="x", generation=1)
+    change = ConfigChange(knobs={"decode_ratio": 0.9}, slo=None, revision="x", if_generation=1)
+    await world.engines.change(address, change, token="")
     world.clock.advance(61)
     await world.reconcile()
     assert engine.config.decode_ratio == 0.0
@@ -189,7 +194,7 @@ async def test_an_engine_that_started_with_lower_ceilings_is_not_ready(world: Wo
     engine.config = resolve({}, ceilings={**engine.config.ceilings, "max_num_batched_tokens": 300})
     world.clock.advance(61)
     await world.reconcile()
-    assert "older engine.json (ceiling of max_num_batched_tokens)" in world.condition("EngineReady")["message"]
+    assert "older config (ceiling of max_num_batched_tokens)" in world.condition("EngineReady")["message"]
 
 
 async def test_a_pretend_gpu_is_named(world: World) -> None:
@@ -212,8 +217,8 @@ async def test_a_gpu_that_is_not_used_is_named(world: World) -> None:
 async def test_a_missing_model_is_named_and_heals_when_the_path_is_corrected(world: World) -> None:
     world.cluster.put(service(model={"uri": "file:///models/typo"}))
     await world.reconcile()
-    words = "model /models/typo does not exist: give a folder with config.json and *.safetensors"
-    ended = {"terminated": {"exitCode": 2, "reason": "Error", "message": "loading\n" + words}}
+    said = EngineExit(ExitKind.MODEL_NOT_FOUND, "model /models/typo is not there").to_text()
+    ended = {"terminated": {"exitCode": 2, "reason": "Error", "message": said}}
     container = {"restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
     labels = world.cluster.objects["Deployment", NS, "chat"]["spec"]["template"]["metadata"]["labels"]
     world.cluster.put(pod("chat-a", labels, container=container))

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_doubles import service
+from operator_resources import service
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_core.knobs.resolve import ConfigError
 from headrace_core.knobs.table import HOT_KNOBS, KNOBS, KnobKind
+from headrace_operator.engines.headrace import HeadraceEngine
 from headrace_operator.rollout.revisions import (
     ActiveRevision,
     RevisionState,
-    read_active_revision,
-    tuned_data,
 )
 from headrace_operator.service.effective_config import KnobSource, effective_config
 
@@ -33,7 +32,7 @@ def proposal(knobs: dict[str, Any], **more: Any) -> ActiveRevision:
 
 def test_a_proposal_fills_what_nobody_pinned() -> None:
     config = effective_config(of(decodeRatio=0.25), proposal({"decode_ratio": 0.5, "prefill_chunk_size": 64}))
-    assert config.values == {"prefill_chunk_size": 64, "decode_ratio": 0.25}
+    assert config.wanted.values == {"prefill_chunk_size": 64, "decode_ratio": 0.25}
     assert config.sources["prefill_chunk_size"] is KnobSource.TUNED
     assert config.sources["decode_ratio"] is KnobSource.SPEC
     assert config.sources["block_size"] is KnobSource.DEFAULT
@@ -42,12 +41,12 @@ def test_a_proposal_fills_what_nobody_pinned() -> None:
 @pytest.mark.parametrize(("pinned_now", "expected"), [(0.25, 0.5), (0.3, 0.3)])
 def test_an_override_holds_as_long_as_the_spec_says_what_it_overrode(pinned_now: float, expected: float) -> None:
     record = proposal({"decode_ratio": 0.5}, override_pinned=True, pinned={"decode_ratio": 0.25})
-    assert effective_config(of(decodeRatio=pinned_now), record).values["decode_ratio"] == expected
+    assert effective_config(of(decodeRatio=pinned_now), record).wanted.values["decode_ratio"] == expected
 
 
 def test_a_proposal_that_no_longer_fits_is_left_out_and_named() -> None:
     config = effective_config(of(maxNumBatchedTokens=32, maxNumSeqs=8), proposal({"prefill_chunk_size": 64}))
-    assert "prefill_chunk_size" not in config.values
+    assert "prefill_chunk_size" not in config.wanted.values
     assert "TuningRun tune" in config.ignored
 
 
@@ -66,7 +65,7 @@ def test_what_the_spec_pins_must_be_valid_by_itself() -> None:
     ],
 )
 def test_ceilings_are_the_larger_of_default_and_spec(gpus: int, config: dict[str, Any], seqs: int, tokens: int) -> None:
-    assert effective_config(of(gpus, **config), None).ceilings == {
+    assert effective_config(of(gpus, **config), None).wanted.ceilings == {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": tokens,
     }
@@ -74,13 +73,15 @@ def test_ceilings_are_the_larger_of_default_and_spec(gpus: int, config: dict[str
 
 def test_hot_defaults_follow_the_engines_device_and_boot_config_has_no_hot_knob() -> None:
     config = effective_config(of(1, blockSize=32, decodeRatio=0.5), None)
-    assert config.hot("cuda")["max_num_batched_tokens"] == 8192
-    assert config.hot("cpu")["max_num_batched_tokens"] == 256
-    assert config.boot()["config"] == {"block_size": 32}
+    assert config.wanted.hot("cuda")["max_num_batched_tokens"] == 8192
+    assert config.wanted.hot("cpu")["max_num_batched_tokens"] == 256
+    assert HeadraceEngine().boot_values(config.wanted)["config"] == {"block_size": 32}
 
 
 def test_the_revision_follows_every_value() -> None:
-    revisions = {effective_config(of(**config), None).revision for config in ({}, {"decodeRatio": 0.5}, {"seed": 1})}
+    revisions = {
+        effective_config(of(**config), None).wanted.revision for config in ({}, {"decodeRatio": 0.5}, {"seed": 1})
+    }
     assert len(revisions) == 3
 
 
@@ -102,21 +103,6 @@ def test_every_knob_has_one_value_and_one_source(pinned: dict[str, Any], propose
     except ConfigError:
         return
     for name, value in pinned.items():
-        assert config.values[name] == value
+        assert config.wanted.values[name] == value
     assert set(config.sources) == set(by_name)
-    assert config.config().values().keys() == set(by_name)
-
-
-@given(SOME_KNOBS, st.booleans())
-def test_a_record_survives_its_config_map(knobs: dict[str, Any], nested: bool) -> None:
-    record = proposal(knobs, restore=proposal({"decode_ratio": 0.5}).to_json() if nested else None)
-    read = read_active_revision({"data": tuned_data(record)})
-    assert read == record
-    assert {name: type(value) for name, value in read.knobs.items()} == {name: type(knobs[name]) for name in knobs}
-    assert (record.before() is not None) == nested
-    assert read_active_revision({"data": tuned_data(None)}) is None
-
-
-def test_foreign_content_is_named() -> None:
-    with pytest.raises(ValueError, match=r"tuned\.json: tuning_run"):
-        read_active_revision({"data": {"tuned.json": "{}"}})
+    assert config.wanted.config().values().keys() == set(by_name)

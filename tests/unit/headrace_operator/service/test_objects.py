@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import yaml
-from operator_doubles import IMAGES
+from operator_resources import IMAGES
 
 from headrace_api.v1alpha1.inferenceservice import InferenceService
 from headrace_api.v1alpha1.tuningrun import TuningRun
 from headrace_operator.service.effective_config import effective_config
 from headrace_operator.service.objects import service_objects
-from headrace_operator.tuning.trial_objects import JobUrls, job_objects, trial_objects
+from headrace_operator.tuning.job_objects import JobUrls, job_objects
+from headrace_operator.tuning.trial_objects import trial_objects
 
 GOLDENS = Path(__file__).parents[3] / "golden" / "desired"
 CASES = sorted(path.parent.name for path in GOLDENS.glob("*/cr.yaml"))
@@ -27,7 +28,7 @@ URLS = JobUrls(
 def objects_of(text: str) -> list[dict[str, Any]]:
     bodies = list(yaml.safe_load_all(text))
     service = InferenceService.parse(bodies[0])
-    config = effective_config(service, None)
+    config = effective_config(service, None).wanted
     made = service_objects(service, config, images=IMAGES, token="service-token")
     if len(bodies) == 1:
         return list(made.objects)

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from operator_doubles import NS, World, pod, service, tuning_run
+from operator_resources import NS, pod, service, tuning_run
+from operator_world import World
 
 from headrace_api import names
 from headrace_client.errors import KubeError, Unavailable
