@@ -68,7 +68,7 @@ async def test_every_route_of_the_table_is_served(serve: Serve, route: Any) -> N
     path = route.path.replace("{name}", "tiny")
     answer = await server.http.request(route.method, path, json=None if route.body is None else {})
     assert answer.status_code == (200 if route.body is None else 400)
-    assert route.response
+    assert route.about
     if route.body is not None:
         schema = route.body.model_json_schema()
         assert schema["additionalProperties"] is False

@@ -55,14 +55,14 @@ def quality(engine: Any) -> Any:
     """The functions and classes of this file, for tests."""
 
     def broken(made: Offline, model: LoadedModel, runner: type[WatchedRunner] = LosesOnePosition) -> Offline:
-        pool = made.runner.pool
-        return replace(made, runner=runner(model, pool), all_rows=runner(model, pool, every_row=True))
+        pool, backend = made.runner.pool, made.runner.backend
+        return replace(made, runner=runner(model, pool, backend), all_rows=runner(model, pool, backend, every_row=True))
 
     def offline(model: LoadedModel, runner: type[WatchedRunner] = WatchedRunner, **knobs: Any) -> Offline:
         scheduler, plain = engine.make(model, **knobs)
         if "num_blocks" in knobs:
             crowd(scheduler)
-        return broken(Offline.over(model, plain.pool, scheduler), model, runner)
+        return broken(Offline.over(model, plain.pool, plain.backend, scheduler=scheduler), model, runner)
 
     def seen(
         model: LoadedModel, runner: type[WatchedRunner] = WatchedRunner, *, concurrency: int = 8, count: int = 12,
