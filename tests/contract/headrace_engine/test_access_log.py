@@ -237,7 +237,7 @@ async def test_case_10_ten_thousand_finished_calls_leave_no_state_behind(serve: 
     while len(server.state.calls):
         await asyncio.sleep(0.002)
     assert server.engine.loop._active == {}
-    assert server.engine.loop._scheduler.ledger.live == {}
+    assert server.engine.loop._scheduler.state.live == {}
     assert server.engine.loop.stats.blocks_free == server.engine.loop.stats.blocks_total
 
 
