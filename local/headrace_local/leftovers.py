@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace_local.layout import Slot
-from headrace_local.processes import KILL_SECONDS, Identity, command_of, marked_processes
+from headrace_local.process_id import ProcessId
+from headrace_local.processes import KILL_SECONDS, command_of, marked_processes
 
 _ROUNDS = 3
 
@@ -83,7 +84,7 @@ def remove_state(slot: Slot) -> None:
             path.unlink(missing_ok=True)
 
 
-def _kill(found: list[Identity]) -> None:
+def _kill(found: list[ProcessId]) -> None:
     for identity in found:
         with contextlib.suppress(PermissionError):
             identity.send(signal.SIGKILL)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from headrace_local.errors import LocalError
 from headrace_local.layout import Slot
-from headrace_local.runtime.inner.lives import life_of
+from headrace_local.process_id import ProcessId, boot_id
 
 #: In the environment of every process of a slot, and so of its children: how `down` finds what a kill -9 left behind.
 STATE_MARKER = "HEADRACE_LOCAL_STATE"
@@ -51,65 +50,11 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """One process for all time: pids are used again, (boot, pid, start time) is not. `start_ticks` is since boot."""
-
-    pid: int
-    start_ticks: int
-    boot_id: str
-
-    @classmethod
-    def of(cls, pid: int) -> Identity | None:
-        """The process that has this pid now, or None if there is none (a zombie counts as none)."""
-        ended, start = life_of(pid) or (True, 0)
-        return None if ended else cls(pid, start, _boot_id())
-
-    def alive(self) -> bool:
-        """Whether that very process still runs."""
-        ended, start = life_of(self.pid) or (True, -1)
-        if start != self.start_ticks or self.boot_id != _boot_id():
-            return False
-        if ended:
-            _reap(self.pid)
-        return not ended
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until it has ended, at most `seconds`; whether it has."""
-        with self._pidfd() as descriptor:
-            if descriptor is None:
-                return True
-            poller = select.poll()
-            poller.register(descriptor, select.POLLIN)
-            poller.poll(max(0, int(seconds * 1000)))
-        return not self.alive()
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to it; nothing happens if it has ended."""
-        with self._pidfd() as descriptor:
-            if descriptor is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(descriptor, number)
-
-    @contextlib.contextmanager
-    def _pidfd(self) -> Iterator[int | None]:
-        """A descriptor of this very process, or None: opened first, compared after, so it can't be another's."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except (ProcessLookupError, OSError):
-            yield None
-            return
-        try:
-            yield descriptor if self.alive() else None
-        finally:
-            os.close(descriptor)
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """What is written down about a started process."""
 
     name: str
-    identity: Identity
+    identity: ProcessId
     argv: tuple[str, ...]
     grace_seconds: float
 
@@ -127,7 +72,7 @@ class Record:
     def load(cls, text: str) -> Record:
         """Read what `dump` wrote; ValueError or KeyError if it is something else."""
         data = json.loads(text)
-        identity = Identity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+        identity = ProcessId(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
         return cls(str(data["name"]), identity, tuple(data["argv"]), float(data["grace_seconds"]))
 
 
@@ -186,12 +131,12 @@ class Processes:
         argv = [*spec.prefix, *spec.argv]
         environment = {**os.environ, **spec.env, STATE_MARKER: str(slot.state_dir)}
         pid = _spawn_detached(argv, environment, slot.log_file(spec.name))
-        identity = Identity.of(pid) or Identity(pid, 0, _boot_id())  # 0: it has ended already, nothing equals it
+        identity = ProcessId.of(pid) or ProcessId(pid, 0, boot_id())  # 0: it has ended already, nothing equals it
         record = Record(spec.name, identity, tuple(argv), spec.grace_seconds)
         slot.pid_file(spec.name).write_text(record.dump())
         return record
 
-    def _wait_ready(self, spec: ProcessSpec, identity: Identity) -> None:
+    def _wait_ready(self, spec: ProcessSpec, identity: ProcessId) -> None:
         deadline = time.monotonic() + spec.ready_seconds
         log = self._slot.log_file(spec.name)
         while not spec.ready():
@@ -223,7 +168,7 @@ def log_tail(path: Path, lines: int = TAIL_LINES) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def marked_processes(state_dir: Path) -> list[Identity]:
+def marked_processes(state_dir: Path) -> list[ProcessId]:
     """Every process of this machine that was started for the slot in `state_dir`, or by one that was.
 
     Known by the marker in its environment, or because its own root is an overlay whose upper layer lies in `state_dir`
@@ -234,13 +179,13 @@ def marked_processes(state_dir: Path) -> list[Identity]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         if any(_has_marker(thread, state_dir) or _has_root_in(thread, state_dir) for thread in _threads(entry)):
-            identity = Identity.of(int(entry.name))
+            identity = ProcessId.of(int(entry.name))
             if identity is not None:
                 found.append(identity)
     return found
 
 
-def command_of(identity: Identity) -> str:
+def command_of(identity: ProcessId) -> str:
     """The command line of the process, for messages; empty when it has ended."""
     try:
         raw = Path(f"/proc/{identity.pid}/cmdline").read_bytes()
@@ -297,13 +242,3 @@ def _spawn_detached(argv: Sequence[str], environment: Mapping[str, str], log: Pa
             why=str(error),
             todo="See that the file is there and executable (`headrace local binaries` lists them).",
         ) from error
-
-
-def _reap(pid: int) -> None:
-    """Collect a dead child of ours; of a dead child of somebody else we only take notice."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -120,7 +120,7 @@ class Containers:
             and state.init is not None
             and state.supervisor is not None
         ):
-            state.init.signal(record.stop_signal)
+            state.init.send(record.stop_signal)
             if state.supervisor.wait(grace):
                 return
             log.info("container %s did not end within %g s of its stop signal: killing it", record.name, grace)
@@ -142,14 +142,14 @@ class Containers:
             raise CriRefusedError("there is no command to be run")
         own = self._records.launch_plan(container_id)["command"]
         plan: CommandPlan = {**own, "argv": command}
-        return run_inside({"pid": state.init.pid, "start": state.init.start, "command": plan}, timeout)
+        return run_inside({"pid": state.init.pid, "start": state.init.start_ticks, "command": plan}, timeout)
 
     def reopen_log(self, container_id: str) -> None:
         """Go on in a new log file at the container's log path, after the kubelet moved the old one."""
         record, state = self.get(container_id), self.state(container_id)
         if state.phase is not ContainerPhase.RUNNING or state.supervisor is None:
             raise WrongStateError(f"container {container_id} is not running")
-        state.supervisor.signal(signal.SIGUSR1)
+        state.supervisor.send(signal.SIGUSR1)
         deadline = time.monotonic() + 5
         while not Path(record.log_path).exists():
             if time.monotonic() > deadline:
@@ -203,9 +203,9 @@ def kill(folder: Path) -> None:
     if state.phase is not ContainerPhase.RUNNING or state.supervisor is None:
         return
     # The first process's end is the end of its whole process namespace; without one yet, end the launcher itself.
-    if state.init is None or not state.init.signal(signal.SIGKILL):
+    if state.init is None or not state.init.send(signal.SIGKILL):
         state.supervisor.wait(1.0)
-        state.supervisor.signal(signal.SIGKILL)
+        state.supervisor.send(signal.SIGKILL)
     if not state.supervisor.wait(_KILL_SECONDS):
         raise CriError(f"container {folder.name} did not end within {_KILL_SECONDS:g} s of SIGKILL")
     if read_state(folder).exit is None:

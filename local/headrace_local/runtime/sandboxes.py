@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace_local.layout import Slot
+from headrace_local.process_id import boot_id
 from headrace_local.runtime.addresses import next_address
 from headrace_local.runtime.errors import CriRefusedError, NotFoundError
-from headrace_local.runtime.processes import boot_id
 from headrace_local.runtime.records import ContainerRecords, SandboxRecord
 
 log = logging.getLogger(__name__)

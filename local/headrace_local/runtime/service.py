@@ -261,7 +261,7 @@ def _container_passes(wanted: Any, item: Any) -> bool:
 
 
 def _usage_of(state: ContainerState, by_namespace: dict[str, ResourceUsage]) -> ResourceUsage:
-    if state.phase is not ContainerPhase.RUNNING or state.init is None or not state.init.alive:
+    if state.phase is not ContainerPhase.RUNNING or state.init is None or not state.init.alive():
         return ResourceUsage()
     try:
         return by_namespace.get(process_namespace(state.init.pid), ResourceUsage())

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace_local.process_id import ProcessId
 from headrace_local.runtime.inner.files import write_json
-from headrace_local.runtime.processes import ProcessId, boot_id
 
 #: Reported when nobody saw how the container ended (its launcher was killed, or the machine went down): SIGKILL's code.
 UNSEEN_EXIT = 137
@@ -50,10 +50,11 @@ def read_state(folder: Path) -> ContainerState:
     found = _read(folder / "state.json")
     if found is None:
         return ContainerState(ContainerPhase.CREATED)
-    started_at, init, supervisor = found["started_at"], ProcessId(*found["init"]), ProcessId(*found["supervisor"])
+    started_at, boot = found["started_at"], found["boot"]
+    init, supervisor = (ProcessId(*found[name], boot_id=boot) for name in ("init", "supervisor"))
     if (ended := read_exit(folder)) is not None:
         return ContainerState(ContainerPhase.EXITED, started_at, init, supervisor, ended)
-    if found["boot"] == boot_id() and supervisor.alive:
+    if supervisor.alive():
         return ContainerState(ContainerPhase.RUNNING, started_at, init, supervisor)
     # Look again: the launcher may have written how it ended just before it went.
     ended = read_exit(folder) or note_unseen_exit(folder, "its launcher ended without a word, or the machine restarted")

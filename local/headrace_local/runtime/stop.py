@@ -25,7 +25,7 @@ def stop_all(slot: Slot, grace: float = 5.0) -> int:
     running = [(record, state) for record, state in states if state.phase is ContainerPhase.RUNNING]
     for record, state in running:
         if state.init is not None:
-            state.init.signal(record.stop_signal)
+            state.init.send(record.stop_signal)
     deadline = time.monotonic() + grace
     for record, state in running:
         if state.supervisor is not None and not state.supervisor.wait(deadline - time.monotonic()):
