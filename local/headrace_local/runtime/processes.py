@@ -13,7 +13,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """What processes use together. Memory that processes share is counted once for each."""
+    """Sums over several processes. Shared memory is counted once for each process."""
 
     cpu_nanoseconds: int = 0
     rss_bytes: int = 0
@@ -28,7 +28,7 @@ class ResourceUsage:
 
 
 def process_namespace(pid: int) -> str:
-    """Names the process namespace that the process lives in; ProcessLookupError if there is no such process."""
+    """Identifies the process namespace of the process; ProcessLookupError if there is no such process."""
     try:
         return str((_PROC / str(pid) / "ns/pid").readlink())
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def process_namespace(pid: int) -> str:
 
 
 def usage_by_namespace() -> dict[str, ResourceUsage]:
-    """What the processes of this machine use now, by `process_namespace`."""
+    """Current use of all processes of this machine, by `process_namespace`."""
     totals: dict[str, ResourceUsage] = {}
     for entry in _PROC.iterdir():
         if not entry.name.isdecimal():
@@ -45,7 +45,7 @@ def usage_by_namespace() -> dict[str, ResourceUsage]:
             namespace = process_namespace(int(entry.name))
             totals[namespace] = totals.get(namespace, ResourceUsage()) + _usage(entry)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended while we looked, or is somebody else's
+            continue  # it ended while we looked, or belongs to another user
     return totals
 
 

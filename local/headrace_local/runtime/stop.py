@@ -1,4 +1,4 @@
-"""End every container of a slot from the records on disk, whether or not a runtime runs."""
+"""Ends every container of a slot, from the records on disk; needs no running runtime."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 def stop_all(slot: Slot, grace: float = 5.0) -> int:
-    """Ask all containers to end at once, kill the rest after `grace` seconds, forget them; how many were running.
+    """Send stop signals, kill what is left after `grace` seconds, delete all records; returns how many ran.
 
-    Call it after the kubelet and the runtime have ended, or the kubelet starts them again.
+    Call it after the kubelet and the runtime have ended, or the kubelet would start the containers again.
     """
     if not slot.runtime_dir.exists():
         return 0
