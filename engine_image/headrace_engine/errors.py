@@ -1,10 +1,10 @@
-"""Errors that a person can act on: each says what, where, why and what to do. Exit code 2, no traceback."""
+"""Errors for people, without a traceback: each says what, where, why and what to do. Exit code 2."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """The engine cannot start or go on; the message is one line for a person."""
+    """The engine cannot start or continue. The message is one line."""
 
 
 class ModelError(EngineError):
