@@ -1,4 +1,4 @@
-"""`python -m headrace_cli` is `headrace`."""
+"""`python -m headrace_cli` runs `headrace`."""
 
 from headrace_cli.main import main
 

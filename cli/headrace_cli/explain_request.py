@@ -1,4 +1,4 @@
-"""`headrace explain request`: what became of one request, from the engine that served it."""
+"""`headrace explain request`: the history of one request, from the engine that served it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ LOCAL = "http://127.0.0.1:8001"
 def explain_request(
     request: Annotated[str, typer.Argument(help="The engine's id, the id in the answer, or the x-request-id.")],
     *,
-    service: Annotated[
-        str | None, typer.Option(help="InferenceService whose pods are asked, by their addresses.")
+    service: Annotated[str | None, typer.Option(help="InferenceService whose pods to ask.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Namespace of the service. Default: the context's.")
     ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
-    admin_url: Annotated[str, typer.Option(help="Without --service: admin address of the engine.")] = LOCAL,
+    admin_url: Annotated[str, typer.Option(help="Without --service: URL of the engine's admin port.")] = LOCAL,
     token_file: Annotated[
-        Path | None, typer.Option(help=f"File with the admin token. Else ${ADMIN_TOKEN_ENV}.")
+        Path | None, typer.Option(help=f"File with the admin token. Default: ${ADMIN_TOKEN_ENV}.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """What one request waited for, how it was computed, and how it ended."""
+    """Show what one request waited for, how it was computed, and how it ended."""
     try:
         if service is not None:
             told = asyncio.run(ask_service(Where(service=service, namespace=namespace, context=context), request))
@@ -60,14 +60,14 @@ async def _ask(url: str, token: str, request: str) -> Told:
 
 
 def story(told: Told) -> RenderableType:
-    """The calls in a line each; then each generation: sentences, and a table of what it waited for."""
+    """One line per call, then for each generation sentences and a table of what it waited for."""
     parts: list[RenderableType] = [Text(line) for line in map(_call, told["calls"])]
     for generation in told["generations"]:
         parts += [Text(""), *(Text(line) for line in generation.get("sentences", ()))]
         if rows := list(_rows(generation)):
             parts.append(_table(rows))
     if not told["generations"]:
-        parts.append(Text("The scheduler has forgotten it: it keeps the last 1024 that ended."))
+        parts.append(Text("The scheduler no longer has its history: it keeps the last 1024 requests that ended."))
     return Group(*parts)
 
 

@@ -1,7 +1,7 @@
 """A click group whose commands are a table of import targets.
 
-A command's module is imported when that command runs, so `headrace status` starts without torch, and a missing extra
-is named only to whoever needs it.
+A command's module is imported when that command runs, so `headrace status` starts without torch, and an extra has to be
+installed only for the commands that need it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typer.main import get_command
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command lives (`module:attribute`, function or app), the extra that brings it, its help line."""
+    """A command: its function or app as `module:attribute`, the extra that installs it, its help line."""
 
     target: str
     extra: str
@@ -27,7 +27,7 @@ class LazyCommand:
 
 
 def load(name: str, entry: LazyCommand) -> Any:
-    """Import the command `name`. Says which extra to install, and exits 2, where a library is missing."""
+    """Import the command `name`. If a library is missing, says which extra to install and exits with 2."""
     module_name, attribute = entry.target.split(":")
     try:
         loaded = getattr(importlib.import_module(module_name), attribute)
@@ -55,7 +55,7 @@ def _as_command(name: str, loaded: Any) -> Any:
 def lazy_group(table: Mapping[str, LazyCommand], *, default: str | None = None) -> type[TyperGroup]:
     """A group class over `table`: listing imports nothing, resolving imports one command.
 
-    What begins with no command's name is for the command `default`.
+    Arguments that do not begin with a command's name go to the command `default`.
     """
 
     class LazyGroup(TyperGroup):

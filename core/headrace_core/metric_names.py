@@ -1,8 +1,8 @@
 """Every metric of the engine as data: name, kind, labels, buckets. The tuner and the operator query these names.
 
-`headrace:` names that describe work carry DECISION_LABELS, since a decision must know under which config a sample was
-taken. The `vllm:` names keep that engine's labels and semantics, so that existing routers and dashboards work; where
-they cannot, `differs` says so. docs/metrics.md is generated from here.
+`headrace:` metrics of work carry DECISION_LABELS, since a decision must know the config under which a sample was
+taken. The `vllm:` names keep that engine's labels and semantics, so existing routers and dashboards work; where
+they can't, `differs` says how. docs/metrics.md is generated from this table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MetricKind(StrEnum):
 DECISION_LABELS = ("model_name", "config_generation", "revision")
 STATE_LABELS = ("model_name",)
 VLLM_LABELS = ("model_name", "engine")
-VLLM_ENGINE = "0"  # the label of one of several engines in a process
+VLLM_ENGINE = "0"  # vLLM numbers the engines of a process; here there is one
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
@@ -65,7 +65,7 @@ MODEL_TERMS = ("step", "row", "decode_key", "prefill_pair", "sample")
 class Metric:
     """One metric. `name` is without the suffix _total.
 
-    `values` are those of the last label where all are known; `decision` marks what the tuner or the operator reads.
+    `values` are those of the last label, if all are known. `decision`: the tuner or the operator reads it.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Metric:
     values: tuple[str, ...] = ()
     decision: bool = False
     up_to_model_len: bool = False  # only bounds up to max_model_len are used
-    differs: str = ""  # of a `vllm:` name: how it is not what that engine counts
+    differs: str = ""  # for a `vllm:` name: how it differs from what vLLM counts
 
     @property
     def series(self) -> str:
@@ -86,7 +86,7 @@ class Metric:
 
 
 def buckets_with(buckets: Iterable[float], threshold: float | None) -> tuple[float, ...]:
-    """`buckets` with `threshold` (seconds) as an exact bound, sorted."""
+    """`buckets` plus `threshold` (seconds, unless None) as an exact bound, sorted."""
     bounds = set(buckets)
     if threshold is not None:
         bounds.add(threshold)
@@ -94,7 +94,7 @@ def buckets_with(buckets: Iterable[float], threshold: float | None) -> tuple[flo
 
 
 def slo_id(slo: SloSet | None) -> str:
-    """The label `slo` of an SLO set: short, the same for equal sets in any process; empty for none."""
+    """Value of the label `slo`: 8 hex digits, equal for equal sets in every process; empty without an SLO."""
     if slo is None:
         return ""
     text = json.dumps({name: value and float(value) for name, value in slo.to_dict().items()}, sort_keys=True)
@@ -127,15 +127,15 @@ PREFILL_TIME = _own(
     _H, "prefill_seconds", "First planned chunk to first token, preemptions included.", buckets=COARSE_BUCKETS)
 DECODE_TIME = _own(_H, "decode_seconds", "First to last token, preemptions included.", buckets=COARSE_BUCKETS)
 
-# What became of requests
-REQUESTS = _own(_C, "requests", "Requests that ended, by reason; abort is a client that left.", "finish_reason",
+# How requests ended
+REQUESTS = _own(_C, "requests", "Requests that ended, by reason; abort: the client left.", "finish_reason",
                 values=FINISH_REASONS)
 REJECTED = _own(_C, "rejected", "Requests refused at submission.", "reason", values=REJECT_REASONS, decision=True)
 RETRY_AFTER = _own(
-    _H, "retry_after_seconds", "Retry-After given with a refusal that time may cure.", buckets=RETRY_BUCKETS)
+    _H, "retry_after_seconds", "Retry-After sent with refusals that may be retried.", buckets=RETRY_BUCKETS)
 SLO_TOTAL = _own(_C, "slo_requests", "Requests judged against the active SLO set, whose id is `slo`.", "slo",
                  decision=True)
-SLO_GOOD = _own(_C, "slo_requests_good", "Those of slo_requests that met every threshold of the set at once.", "slo",
+SLO_GOOD = _own(_C, "slo_requests_good", "Those of slo_requests that met every threshold of the set.", "slo",
                 decision=True)
 SLO_MISSES = _own(
     _C, "slo_misses", "Those of slo_requests that missed this target; one request may miss several.", "slo", "target",
@@ -148,25 +148,25 @@ PROMPT_TOKENS = _own(_C, "prompt_tokens", "Prompt tokens of admitted requests.")
 OUTPUT_TOKENS = _own(_C, "output_tokens", "Generated tokens.", decision=True)
 TOKENS = _own(
     _C, "tokens",
-    "Tokens computed, by what became of them: useful (once, for a request that ended well), recomputed (again, after a "
+    "Tokens computed, by outcome: useful (once, for a request that ended well), recomputed (again, after a "
     "preemption), discarded (once, for a request that was aborted or failed). With undecided_tokens they sum to all "
     "tokens computed.", "kind", values=("useful", "recomputed", "discarded"))
-UNDECIDED_TOKENS = _state("undecided_tokens", "Tokens computed once for requests that still live.")
+UNDECIDED_TOKENS = _state("undecided_tokens", "Tokens computed once for requests that are still live.")
 CACHE_QUERIES = _own(_C, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
 CACHE_HITS = _own(_C, "prefix_cache_hits", "Those of prefix_cache_queries that were found.")
 
 # Steps
 STEP_TIME = _own(_H, "step_seconds", "Wall time of one step.", buckets=FINE_BUCKETS)
-STEP_TOKENS = _own(_H, "step_tokens", "Tokens of one step that are prefill or decode; steps without any are left out.",
+STEP_TOKENS = _own(_H, "step_tokens", "Prefill or decode tokens of one step; steps without any are left out.",
                    "phase", buckets=STEP_TOKEN_BUCKETS, values=PHASES)
 STEP_FAILURES = _own(_C, "step_failures", "Steps whose forward raised.")
 BUSY_SECONDS = _own(_C, "busy_seconds", "Time spent inside steps, up to the moment of the scrape.")
 STEP_PREDICTED = _own(
-    _C, "step_predicted_seconds", "What the step-time model predicted for the steps of step_modelled_seconds.")
+    _C, "step_predicted_seconds", "Time that the step-time model predicted for the steps of step_modelled_seconds.")
 STEP_MODELLED = _own(
-    _C, "step_modelled_seconds", "Wall time of the steps that the step-time model had a prediction for.")
+    _C, "step_modelled_seconds", "Wall time of the steps for which the step-time model had a prediction.")
 STEP_ERROR = _own(
-    _H, "step_prediction_error_ratio", "Distance of the prediction from the wall time, as a share of the wall time.",
+    _H, "step_prediction_error_ratio", "Absolute error of the predicted step time, as a share of the wall time.",
     buckets=ERROR_BUCKETS)
 STEP_MODEL = _state(
     "step_model_seconds", "The step-time model: seconds for each step, row, decode key, prefill pair and sample.",
@@ -193,30 +193,30 @@ RUNNING = _state("running", "Sequences running.", decision=True)
 WAITING = _state("waiting", "Requests in the queue.", decision=True)
 WAITING_TOKENS = _state("waiting_tokens", "Prompt tokens in the queue.")
 KV_USAGE = _state("kv_usage_ratio", "KV blocks in use, 0 to 1.")
-KV_BLOCKS = _state("kv_blocks", "KV blocks: used by sequences, cached (not used, their content can still be hit), "
+KV_BLOCKS = _state("kv_blocks", "KV blocks: used by sequences, cached (unused, with content that can still be hit), "
                    "free.", "state", values=("used", "cached", "free"))
 CONFIG_GENERATION = _state("config_generation", "Generation of the config in force.")
 CONFIG_INFO = Metric(
     name="headrace:config_info", kind=_G, labels=(*DECISION_LABELS, "knob", "value"), decision=True,
-    doc="1 for each hot knob's value in force.")
+    doc="Always 1; one series for the value in force of each hot knob.")
 ENGINE_INFO = _state(
-    "engine_info", "1. What runs where; pretend_gpu is true where the allotted GPU is a stand-in and the CPU does the "
-    "work.", "version", "device", "dtype", "pretend_gpu")
+    "engine_info", "Always 1; the labels say what runs where. pretend_gpu is true if the allotted GPU is a stand-in "
+    "and the CPU does the work.", "version", "device", "dtype", "pretend_gpu")
 START_TIME = _state("start_time_seconds", "Unix time at which the engine started.", decision=True)
 
 # vLLM's names: latency
 VLLM_TTFT = _vllm(
     _H, "time_to_first_token_seconds", "Time to first token.", buckets=TTFT_BUCKETS, slo="ttft",
-    differs="The start-up SLO's threshold is one more bound.")
+    differs="The threshold of the start-up SLO is an additional bound.")
 VLLM_ITL = _vllm(
     _H, "inter_token_latency_seconds", "Inter-token latency, each gap.", buckets=ITL_BUCKETS, slo="itl",
-    differs="The start-up SLO's threshold is one more bound.")
+    differs="The threshold of the start-up SLO is an additional bound.")
 VLLM_TPOT = _vllm(
     _H, "request_time_per_output_token_seconds", "Time per output token of one request; 0 for a single token.",
-    buckets=ITL_BUCKETS, slo="tpot", differs="The start-up SLO's threshold is one more bound.")
+    buckets=ITL_BUCKETS, slo="tpot", differs="The threshold of the start-up SLO is an additional bound.")
 VLLM_E2E = _vllm(
     _H, "e2e_request_latency_seconds", "End-to-end latency.", buckets=E2E_BUCKETS, slo="e2e",
-    differs="Only requests that ended by stop or length. The start-up SLO's threshold is one more bound.")
+    differs="Only requests that ended by stop or length. The threshold of the start-up SLO is an additional bound.")
 VLLM_QUEUE = _vllm(_H, "request_queue_time_seconds", "Time in the queue, from submission on.", buckets=E2E_BUCKETS)
 VLLM_INFERENCE = _vllm(_H, "request_inference_time_seconds", "First planned chunk to last token.", buckets=E2E_BUCKETS)
 VLLM_PREFILL = _vllm(_H, "request_prefill_time_seconds", "First planned chunk to first token.", buckets=E2E_BUCKETS)
@@ -232,12 +232,12 @@ VLLM_REQUEST_COMPUTED = _vllm(
     _H, "request_prefill_kv_computed_tokens", "Prompt tokens of a finished request less those found in the prefix "
     "cache.", buckets=TOKEN_BUCKETS, up_to_model_len=True)
 VLLM_MAX_GENERATION = _vllm(
-    _H, "request_max_num_generation_tokens", "Most tokens that one of a request's n outputs got.",
+    _H, "request_max_num_generation_tokens", "Length of the longest of a request's n outputs, in tokens.",
     buckets=TOKEN_BUCKETS, up_to_model_len=True)
 VLLM_PARAMS_N = _vllm(_H, "request_params_n", "The request parameter n.", buckets=COUNT_BUCKETS)
 VLLM_PARAMS_MAX_TOKENS = _vllm(
     _H, "request_params_max_tokens", "The request parameter max_tokens.", buckets=TOKEN_BUCKETS, up_to_model_len=True,
-    differs="Where a request names none, the limit that was put in its place.")
+    differs="If a request sets none, the default limit that applied.")
 VLLM_REQUEST_PREEMPTIONS = _vllm(
     _H, "request_num_preemptions", "Preemptions of a finished request.", buckets=PREEMPTION_BUCKETS)
 VLLM_ITERATION_TOKENS = _vllm(
@@ -257,7 +257,7 @@ VLLM_PREEMPTIONS = _vllm(_C, "num_preemptions", "Preemptions.")
 VLLM_PROMPT_TOKENS = _vllm(_C, "prompt_tokens", "Prompt tokens, counted with the first token.")
 VLLM_PROMPT_CACHED = _vllm(_C, "prompt_tokens_cached", "Of prompt_tokens, those found in the prefix cache.")
 VLLM_PROMPT_BY_SOURCE = _vllm(
-    _C, "prompt_tokens_by_source", "Prompt tokens by where they are from.", "source",
+    _C, "prompt_tokens_by_source", "Prompt tokens by where their KV came from.", "source",
     values=("local_compute", "local_cache_hit", "external_kv_transfer"),
     differs="external_kv_transfer is always 0: there is no external cache.")
 VLLM_GENERATION_TOKENS = _vllm(_C, "generation_tokens", "Generated tokens.")
@@ -267,10 +267,10 @@ VLLM_CACHE_QUERIES = _vllm(
 VLLM_CACHE_HITS = _vllm(_C, "prefix_cache_hits", "Those of prefix_cache_queries that were found.")
 VLLM_SUCCESS = _vllm(
     _C, "request_success", "Requests that ended, by reason.", "finished_reason", values=FINISH_REASONS,
-    differs="A client that left counts as abort.")
+    differs="Requests whose client left count as abort.")
 VLLM_REJECTIONS = _vllm(
     _C, "admission_rejections", "Requests refused because the queue is full.", "reason", values=("queue_full",),
-    differs="One reason: which of max_queue_len and max_queue_tokens it was, the error body says.")
+    differs="Only one reason. The error body says which of max_queue_len and max_queue_tokens was exceeded.")
 VLLM_CORRUPTED = _vllm(_C, "corrupted_requests", "Requests that failed because their logits were not numbers.")
 VLLM_FLOPS = _vllm(
     _C, "estimated_flops_per_gpu", "Floating-point operations, from the model's shape.",
@@ -280,9 +280,10 @@ VLLM_READ_BYTES = _vllm(
 VLLM_WRITE_BYTES = _vllm(_C, "estimated_write_bytes_per_gpu", "Bytes written, from the model's shape.",
                          differs="KV only.")
 VLLM_CACHE_INFO = _vllm(
-    _G, "cache_config_info", "1. KV cache configuration.", "block_size", "num_gpu_blocks", "gpu_memory_utilization",
+    _G, "cache_config_info", "Always 1; the labels are the KV cache configuration.",
+    "block_size", "num_gpu_blocks", "gpu_memory_utilization",
     "cache_dtype", "enable_prefix_caching",
-    differs="Also labelled model_name; of that engine's labels only those that exist here.")
+    differs="Also labelled model_name. Of vLLM's labels, only those that exist here.")
 # fmt: on
 
 ALL_METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,4 +1,4 @@
-"""What a person sees: the start-up banner and the table of step times."""
+"""Output for people: the start-up banner and the table of step times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace_engine.settings import ServerSettings
 
 
 def startup(engine: Engine, settings: ServerSettings) -> Panel:
-    """Model, device, knobs, addresses."""
+    """A panel with model, device, context, sampling, knobs and addresses."""
     config, model = engine.config, engine.model
     url = _url(settings, settings.port)
     pretend = " (pretend GPU)" if devices.pretends_gpu() else ""
@@ -26,7 +26,7 @@ def startup(engine: Engine, settings: ServerSettings) -> Panel:
         "model": f"{settings.served_name}  ({model.architecture}, {model.num_parameters / 1e6:,.0f} M parameters)",
         "device": f"{where}, {devices.dtype_name(model.dtype)}, {settings.threads} threads",
         "attention": engine.runner.backend.name,
-        "context": f"{engine.max_model_len:,} tokens a request, {cached:,} in the KV cache",
+        "context": f"{engine.max_model_len:,} tokens per request, {cached:,} in the KV cache",
         "sampling": _sampling(engine),
         "knobs": _words({name: value for name, value in config.hot_values().items() if value is not None}),
         "serving": f"{url}/v1  (metrics at {url}/metrics)",
@@ -39,7 +39,7 @@ def startup(engine: Engine, settings: ServerSettings) -> Panel:
 
 
 def first_request(settings: ServerSettings) -> str:
-    """A command to copy: one line, so that no border or wrap gets into it."""
+    """A curl command on one line, so it can be copied without borders or line breaks."""
     body = json.dumps({"model": settings.served_name, "prompt": "The capital of France is", "max_tokens": 16})
     where = f"{_url(settings, settings.port)}/v1/completions"
     return f"curl {where} -H 'Content-Type: application/json' -d '{body}'"
@@ -47,7 +47,7 @@ def first_request(settings: ServerSettings) -> str:
 
 def _sampling(engine: Engine) -> str:
     suggested = engine.sampling.differences
-    return f"{_words(suggested)}  (the model's own; a call may say otherwise)" if suggested else "OpenAI's defaults"
+    return f"{_words(suggested)}  (the model's defaults; calls can override them)" if suggested else "OpenAI's defaults"
 
 
 def _words(values: Mapping[str, object]) -> str:
@@ -65,11 +65,11 @@ def _admin(settings: ServerSettings) -> str:
         return f"{where}  (with the token)"
     if settings.on_loopback:
         return f"{where}  (no token: loopback only)"
-    return "off: not on loopback and no token; give --admin-token-file or HEADRACE_ADMIN_TOKEN"
+    return "off, since there is no token and the host is not loopback: set --admin-token-file or HEADRACE_ADMIN_TOKEN"
 
 
 def step_times(result: dict[str, Any]) -> Table:
-    """The calibration as a table, with what each row of it costs."""
+    """The calibration as a table: milliseconds and tokens/s of each step."""
     where = f"{result['device_name']}, {result['dtype']}, {result['threads']} threads"
     table = Table(title=f"Step times: {result['model']}, {where}, {result['attention_backend']} attention")
     for name in ("step", "milliseconds", "tokens/s"):

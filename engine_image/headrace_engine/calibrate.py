@@ -1,4 +1,4 @@
-"""`headrace bench engine`: seconds of single steps, through the same runner that the server uses."""
+"""`headrace bench engine`: times single steps, with the same runner as the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace_engine.engine import load, pick_attention
 from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.weights import find_source
 
-CONTEXT = 128  # tokens that each decoding sequence has behind it
+CONTEXT = 128  # tokens before the one that each sequence decodes
 DECODES = (1, 2, 4, 8, 16)
 PREFILLS = (32, 64, 128, 256, 512)
 SECONDS_PER_CASE = 0.6
@@ -37,7 +37,7 @@ class Case:
 def calibrate(
     model: str, config: EngineConfig, *, device: torch.device, report: Callable[[Case, float], None]
 ) -> dict[str, Any]:
-    """Load `model` and time steps: the median of a few runs of each case after one to warm up. Raises `ModelError`."""
+    """Load `model` and time steps: the median of a few runs of each case after a warm-up run. Raises `ModelError`."""
     source = find_source(model)
     loaded, layers = load(source, config, device=device)
     decodes = [Case("decode", size) for size in DECODES]

@@ -1,4 +1,4 @@
-"""Commands: `serve`, `model demo`, `bench engine`. Torch comes in late; knob flags come from the knob table."""
+"""Commands: `serve`, `model demo`, `bench engine`. torch is imported late; knob flags come from the knob table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """An error that a person can act on is one line and exit code 2. In a pod, the operator reads its kind."""
+    """Print an `EngineError` as one line and exit with 2. In a pod, leave its kind for the operator."""
     try:
         yield
     except EngineError as error:
@@ -62,7 +62,7 @@ def _knob_parameter(knob: Knob) -> inspect.Parameter:
 
 
 def with_knob_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace `**knobs` in the signature of `command` by one option for each row of the knob table."""
+    """Replace `**knobs` in the signature of `command` with one option for each knob in the table."""
     signature = inspect.signature(command, eval_str=True)
     own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
     parameters = [*own, *(_knob_parameter(knob) for knob in KNOBS)]
@@ -72,42 +72,50 @@ def with_knob_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 ApiKeyFile = Annotated[
-    Path | None, typer.Option(help="File with API keys, one a line as key or name:key; read again when it changes.")
+    Path | None, typer.Option(help="File with API keys, one per line as key or name:key; read again when it changes.")
 ]
 ToolCallParser = Annotated[
-    str, typer.Option(help="How the model writes tool calls: auto (as its template), hermes, llama3_json, none.")
+    str, typer.Option(help="Format of the model's tool calls: auto (from its template), hermes, llama3_json, none.")
 ]
 ChatTemplate = Annotated[Path | None, typer.Option(help="Jinja file to use instead of the model's chat template.")]
 GenerationConfig = Annotated[
-    str, typer.Option(help="auto: sample as the model's generation_config.json where a call does not say. Or none.")
+    str,
+    typer.Option(help="auto: calls default to the sampling in the model's generation_config.json. none: ignore it."),
 ]
 AllowedOrigins = Annotated[
-    str | None, typer.Option(help="Web pages that may call from a browser: origins with commas, or *. Default: none.")
+    str | None,
+    typer.Option(help="Origins of web pages that may call from a browser, separated by commas, or *. Default: none."),
 ]
 Recording = Annotated[
-    Path | None, typer.Option(help="Write every scheduler call here, for `headrace sim replay`. Holds token ids.")
+    Path | None, typer.Option(help="File to record scheduler calls in, for `headrace sim replay`. Contains token ids.")
 ]
 
 
 @with_knob_flags
 def serve(
-    model: Annotated[str, typer.Argument(help="Folder, .gguf file, file:// address, or hub id.")],
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, file:// URL, or hub id.")],
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Serving port; 0 takes a free one and logs it.")] = 8000,
-    admin_port: Annotated[int | None, typer.Option(help="Admin port. Default: the next one.")] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="Name in the API. Default: the folder's.")] = None,
+    port: Annotated[int, typer.Option(help="Serving port; 0 picks a free one and logs it.")] = 8000,
+    admin_port: Annotated[int | None, typer.Option(help="Admin port. Default: the serving port plus 1.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Model name in the API. Default: the folder's name.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="engine.json with revision, config, ceilings, slo.")] = None,
     scheduler_max_num_seqs: Annotated[
-        int | None, typer.Option(help="Active sequence cap below --max-num-seqs, which is then the ceiling.")
+        int | None, typer.Option(help="Active sequence cap; --max-num-seqs is then its ceiling.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model. Default: all cores but one.")] = None,
     admin_token_file: Annotated[Path | None, typer.Option(help="File with the admin token.")] = None,
     api_key_file: ApiKeyFile = None,
-    access_log: Annotated[bool, typer.Option(help="One line for each call, without prompts and outputs.")] = True,
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Add bodies and outputs to that line.")] = False,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds that running requests have after SIGTERM.")] = 30.0,
+    access_log: Annotated[bool, typer.Option(help="Log one line per call, without prompts and outputs.")] = True,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Add request bodies and outputs to the access log.")
+    ] = False,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds that running requests have to finish after SIGTERM.")
+    ] = 30.0,
     log_format: Annotated[str, typer.Option(help="auto (rich on a terminal, else json), rich or json.")] = "auto",
     tool_call_parser: ToolCallParser = "auto",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
@@ -186,7 +194,10 @@ def _run_server(settings: ServerSettings) -> None:
     log = logging.getLogger("headrace_engine")
     log.info("loading %s", settings.source.where)
     if settings.admin_token is None and not settings.on_loopback:
-        log.warning("admin routes answer 403: not on loopback and no token (--admin-token-file, HEADRACE_ADMIN_TOKEN)")
+        log.warning(
+            "admin routes answer 403, since there is no token and --host is not loopback: set --admin-token-file or "
+            "HEADRACE_ADMIN_TOKEN"
+        )
 
     def ready(engine: Any, settings: ServerSettings) -> None:
         if not settings.json_logs:
@@ -204,7 +215,7 @@ def _run_server(settings: ServerSettings) -> None:
 
 
 def hush_progress() -> None:
-    """Keep transformers' progress bars off the terminal."""
+    """Turn off transformers' progress bars."""
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -222,7 +233,7 @@ def model_root() -> None:
 def model_demo(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(demo_model.MODELS)}.")] = demo_model.DEFAULT,
 ) -> None:
-    """Make a demo model in the cache, once, and print its folder."""
+    """Build a demo model in the cache, unless it is there, and print its folder."""
     with plain_errors():
         folder = ensure_demo_model(lambda message: errors.print(f"[cyan]demo model[/] {message}"), name)
     typer.echo(folder)
@@ -234,13 +245,13 @@ def model_list() -> None:
     table = Table("name", "download", "size", Column("folder", overflow="fold"), "about")
     for name, model in demo_model.MODELS.items():
         folder = demo_model.demo_model_folder(name)
-        place = str(folder) if demo_model.has_demo_model(name) else f"not made: headrace model demo {name}"
+        place = str(folder) if demo_model.has_demo_model(name) else f"not built yet: headrace model demo {name}"
         table.add_row(name, f"{model.download} MB", f"{model.size} MB", place, model.about)
     Console().print(table)
 
 
 def bench_engine(
-    model: Annotated[str, typer.Argument(help="Folder, .gguf file, file:// address, or hub id.")],
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, file:// URL, or hub id.")],
     *,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",

@@ -1,4 +1,4 @@
-"""Blocking work in a daemon thread: unlike an executor's, it never keeps the process from ending."""
+"""Blocking work in a daemon thread, which unlike an executor's never keeps the process from exiting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def in_daemon(function: Callable[[], T], *, name: str, seconds: float | None = None) -> T:
-    """What `function` returns, run in a thread of its own. Raises `TimeoutError` after `seconds`; it then runs on."""
+    """Run `function` in its own thread and return its result. `TimeoutError` after `seconds`, but it keeps running."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -33,7 +33,7 @@ async def in_daemon(function: Callable[[], T], *, name: str, seconds: float | No
         try:
             loop.call_soon_threadsafe(settle, value, problem)
         except RuntimeError:
-            return  # the event loop is closed: nobody waits
+            return  # the event loop is closed: nothing waits for the result
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await asyncio.wait_for(done, seconds)

@@ -1,4 +1,4 @@
-"""What this machine is and does fast: device, dtype, cores, memory, CPU features. Reads /proc and cgroups."""
+"""This machine: device, fast dtypes, cores, memory, CPU features. Reads /proc and cgroups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: its affinity, less where a cgroup quota allows less."""
+    """Cores that this process may use, by its affinity and its cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read(CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
@@ -32,15 +32,15 @@ def available_cores() -> int:
 
 
 def default_threads() -> int:
-    """CPU threads of the model: all cores but one, which tokenizes, answers and scrapes.
+    """CPU threads of the model: all cores but one, which is left for tokenizing, HTTP and metrics.
 
-    A step waits for its slowest thread, so one that shares its core with the server makes all of them late.
+    A step waits for its slowest thread, so one thread sharing its core with the server would delay all of them.
     """
     return max(1, available_cores() - 1)
 
 
 def memory_bytes() -> int:
-    """Memory of the machine, or of the cgroup where that is less."""
+    """Memory of the machine, or the cgroup's limit if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read(CGROUP / "memory.max").strip()
     return min(total, int(limit)) if limit.isdigit() else total
@@ -60,9 +60,9 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def pick_dtype(knob: str, device: torch.device, features: tuple[str, ...]) -> torch.dtype:
-    """The knob `dtype` as a torch dtype; `auto` is what the device does fast, or what $HEADRACE_AUTO_DTYPE says.
+    """The knob `dtype` as a torch dtype; `auto` is what is fast on the device, or $HEADRACE_AUTO_DTYPE.
 
-    Raises `SettingsError` if that variable names no dtype.
+    Raises `SettingsError` if that variable is not a dtype.
     """
     if knob != "auto":
         return DTYPES[knob]
@@ -86,14 +86,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """A name for people."""
+    """The GPU's name, or such as `x86_64 CPU`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU"
 
 
 def pretends_gpu() -> bool:
-    """Whether the device plugin says that the allotted GPU is a stand-in."""
+    """Whether the GPU allotted by the device plugin is a pretend one."""
     return os.environ.get("HEADRACE_PRETEND_GPU", "").lower() in ("1", "true")
 
 

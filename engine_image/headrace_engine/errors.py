@@ -1,4 +1,4 @@
-"""Errors that a person can act on: each says what, where, why and what to do. Exit code 2, no traceback."""
+"""Errors for people, without a traceback: each says what, where, why and what to do. Exit code 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace_core.errors import HeadraceError
 
 
 class EngineError(HeadraceError):
-    """The engine cannot start or go on; the message is one line for a person, `exit_kind` is for the operator."""
+    """The engine cannot start or continue. The message is one line; `exit_kind` is for the operator."""
 
     exit_kind: ClassVar[ExitKind] = ExitKind.OTHER
 

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line for machines, rich for people."""
+"""Logging set-up: one JSON object per line for machines, rich output for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACCESS = "headrace_engine.access"
 
 
 def configure(*, as_json: bool, access_log: bool = True) -> None:
-    """Send all logs to standard error in the chosen form."""
+    """Send all logs to standard error; without `access_log`, only warnings of the access log."""
     handler: logging.Handler
     if as_json:
         handler = logging.StreamHandler(sys.stderr)

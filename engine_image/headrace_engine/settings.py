@@ -29,7 +29,7 @@ FILE_KEYS = frozenset({"revision", "config", "ceilings", "slo"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFile:
-    """The contents of engine.json."""
+    """The contents of engine.json, as the operator writes it."""
 
     revision: str = ""
     config: Mapping[str, Any]
@@ -39,7 +39,7 @@ class EngineFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """All that a server needs to start. Times in seconds."""
+    """Everything that a server needs to start. Times in seconds."""
 
     source: WeightSource
     config: EngineConfig
@@ -104,7 +104,7 @@ def read_engine_file(path: Path | None) -> EngineFile:
 def engine_config(
     file: EngineFile, flags: Mapping[str, KnobValue], *, active_num_seqs: int | None, device: str
 ) -> EngineConfig:
-    """The full config. `flags` has the flags that were given. Raises `SettingsError` with every problem, by flag name.
+    """The full config. `flags` holds only flags that were set. Raises `SettingsError` with every problem, by flag name.
 
     `active_num_seqs` (`--scheduler-max-num-seqs`) is the active cap under the boot value max_num_seqs.
     """
@@ -128,14 +128,14 @@ def _named(error: ConfigError) -> SettingsError:
 
 
 def one_of(choices: Sequence[str], flag: str, value: str) -> str:
-    """`value`, if it is one of `choices`. Raises `SettingsError` that names the flag."""
+    """Return `value` if it is one of `choices`; otherwise raise `SettingsError` naming the flag."""
     if value not in choices:
         raise SettingsError(f"{flag} {value}: must be {', '.join(choices)}")
     return value
 
 
 def origins_of(text: str | None) -> tuple[str, ...]:
-    """Origins from a list with commas, or from JSON as vLLM takes it. Raises `SettingsError`."""
+    """Origins from a comma-separated list, or from a JSON list as in vLLM. Raises `SettingsError`."""
     if text is None:
         return ()
     try:
@@ -146,7 +146,7 @@ def origins_of(text: str | None) -> tuple[str, ...]:
     wrong = next((origin for origin in origins if origin != "*" and not ORIGIN.fullmatch(origin)), None)
     if wrong is not None or not origins:
         raise SettingsError(
-            f"--allowed-origins {text}: {wrong or 'nothing'!r} is no origin: give * or addresses without a path, such "
+            f"--allowed-origins {text}: {wrong or 'nothing'!r} is not an origin: use * or URLs without a path, such "
             "as https://chat.example.org"
         )
     return origins
@@ -161,5 +161,5 @@ def admin_token(path: Path | None) -> str | None:
     except OSError as error:
         raise SettingsError(f"--admin-token-file {path}: cannot be read: {error.strerror}") from error
     if not token:
-        raise SettingsError(f"--admin-token-file {path}: is empty; put the token into it")
+        raise SettingsError(f"--admin-token-file {path}: is empty: write the token into it")
     return token

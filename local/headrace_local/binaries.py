@@ -1,7 +1,7 @@
 """The cluster's programs: found in `$KUBEBUILDER_ASSETS`, on PATH or in the cache, otherwise built from pinned modules.
 
-A program outside the cache is asked for its version and taken only if its major and minor version are the pinned ones:
-a kubelet newer than its API server, or flags of another release, fail in ways that nobody connects with an old file.
+A program outside the cache is run to ask its version, and used only if major and minor version are the pinned ones:
+a kubelet newer than its API server, or flags of another release, would fail in confusing ways.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BinarySource(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """Where a program is (`path` is where it will be, when the source is MISSING), and what was passed over and why."""
+    """Where a program is, or if MISSING will be. `passed_over` says which files were not used and why."""
 
     program: Program
     version: str
@@ -45,7 +45,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """The paths of programs that are there."""
+    """Paths of programs that exist, by name."""
 
     paths: Mapping[str, Path]
 
@@ -54,28 +54,28 @@ class Binaries:
 
 
 def find(entry: Program, cache_dir: Path, environment: Mapping[str, str], modules: Path | None = None) -> Binary:
-    """The first usable file for the program, in the order assets, PATH, cache; Source.MISSING if there is none."""
+    """The first usable file for the program, in the order assets, PATH, cache; MISSING if there is none."""
     version = pinned_version(entry, modules)
     passed_over: list[str] = []
     for source, path in _candidates(entry, environment):
         said = ask_version(path, entry.version_argv)
         if said is not None and _same_minor(said, version):
             return Binary(entry, said, source, path, tuple(passed_over))
-        passed_over.append(f"{path} says {said or 'no version'}, needed is {'.'.join(version.split('.')[:2])}")
+        passed_over.append(f"{path} has version {said or 'unknown'}, needed is {'.'.join(version.split('.')[:2])}")
     cached = cached_path(entry, version, cache_dir)
     source = BinarySource.CACHE if cached.is_file() else BinarySource.MISSING
     return Binary(entry, version, source, cached, tuple(passed_over))
 
 
 def find_all(cache_dir: Path, environment: Mapping[str, str], names: Sequence[str] = ()) -> list[Binary]:
-    """What `find` says of every program, or of those named."""
+    """`find` for every program, or for those named."""
     modules = modules_dir()
     wanted = [entry for entry in PROGRAMS if not names or entry.name in names]
     return [find(entry, cache_dir, environment, modules) for entry in wanted]
 
 
 def ensure(cache_dir: Path, environment: Mapping[str, str], steps: Steps, names: Sequence[str] = ()) -> Binaries:
-    """The paths of all programs (or those named); what is missing is built first. LocalError if a build fails."""
+    """The paths of all programs, or of those named; missing ones are built first. LocalError if a build fails."""
     found = find_all(cache_dir, environment, names)
     missing = [binary for binary in found if binary.source is BinarySource.MISSING]
     if missing:
@@ -89,7 +89,7 @@ def cached_path(entry: Program, version: str, cache_dir: Path) -> Path:
 
 
 def ask_version(path: Path, argv: Sequence[str]) -> str | None:
-    """The version (`1.36.3`) that the program states, or None if it does not say one."""
+    """The version that the program prints (`1.36.3`), or None if it prints none."""
     try:
         done = subprocess.run([str(path), *argv], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
 """The embedded cluster as a whole: `up`, `down`, `status`.
 
-`up` starts one part after the other, each only when the one before it answers, and takes everything down again if one
-does not come up. `down` works whatever state it finds: it stops what the records name, kills what else belongs to the
-slot, unmounts, deletes, and then looks whether anything is left.
+`up` starts the parts one by one, each once the one before it answers, and takes everything down again if one fails to
+start. `down` works from any state: it stops what the records name, kills what else belongs to the slot, unmounts,
+deletes, and then checks that nothing is left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEFAULT_GPUS = 2
 
 
 class SlotState(Enum):
-    """How a slot stands."""
+    """State of a slot. BROKEN: some of it is there, but not all of it runs."""
 
     ABSENT = "absent"
     UP = "up"
@@ -59,7 +59,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How the cluster stands: its processes in the order of their start, and what the node offers."""
+    """State of the cluster, its processes in the order of starting, and the number of pretend GPUs."""
 
     state: SlotState
     processes: tuple[ProcessStatus, ...] = ()
@@ -68,7 +68,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class DownReport:
-    """What `down` found: names it stopped, (pid, command) it had to kill, mounts it had to undo."""
+    """What `down` did: names of processes stopped, (pid, command) of those killed, mount points unmounted."""
 
     stopped: tuple[str, ...]
     killed: tuple[tuple[int, str], ...]
@@ -78,8 +78,8 @@ class DownReport:
 def up(slot: Slot, *, gpus: int = DEFAULT_GPUS, steps: Steps | None = None) -> bool:
     """Bring the cluster up with that many pretend GPUs; False if it was up already.
 
-    What a dead cluster left in the slot is cleared away first. LocalError says which part failed and why; whatever had
-    been started is down again by then.
+    Remains of an earlier cluster in the slot are cleared away first. LocalError says which part failed and why, after
+    everything started has been taken down again.
     """
     shown = steps or QuietSteps()
     with _locked(slot):
@@ -87,7 +87,7 @@ def up(slot: Slot, *, gpus: int = DEFAULT_GPUS, steps: Steps | None = None) -> b
         if state is SlotState.UP:
             return False
         if state is SlotState.BROKEN:
-            with shown.step(f"Clearing away what an earlier cluster left in slot {slot.number}"):
+            with shown.step(f"Clearing away the remains of an earlier cluster in slot {slot.number}"):
                 _down(slot)
         with shown.step("Checking this machine"):
             isolation = preflight(slot, platform=sys.platform, is_free=port_is_free)
@@ -102,13 +102,13 @@ def up(slot: Slot, *, gpus: int = DEFAULT_GPUS, steps: Steps | None = None) -> b
 
 
 def down(slot: Slot) -> DownReport:
-    """Take the cluster down, whatever is left of it; nothing to do is fine. LocalError lists what would not go."""
+    """Take the cluster down, whatever is left of it, if anything. LocalError lists what could not be removed."""
     with _locked(slot):
         return _down(slot)
 
 
 def status(slot: Slot) -> Status:
-    """How the slot stands now."""
+    """The current state of the slot, from its records, /proc and the API server."""
     processes = Processes(slot)
     records, alive = processes.records(), processes.alive()
     found = tuple(
@@ -148,7 +148,7 @@ def _start_node(slot: Slot, pki: Pki, binaries: Binaries, *, gpus: int, isolatio
     prefix = enter_argv(isolation, Processes(slot).alive()[NODESPACE].identity.pid)
     _start(slot, "Container runtime", node_processes.runtime_spec(slot, prefix=prefix), steps)
     if gpus:
-        # Before the kubelet: devices that register before the node's first report are in it; later ones wait 10 s.
+        # Before the kubelet: devices registered before the node's first report are in it; later ones take 10 s.
         _start(slot, "Device plugin", node_processes.device_plugin_spec(slot, gpus, prefix=prefix), steps)
     _start(slot, "Kubelet", node_processes.kubelet_spec(slot, pki, binaries, prefix=prefix), steps)
     with steps.step(f"Node ready, with {gpus} pretend GPUs") as step:
@@ -181,10 +181,10 @@ def _down(slot: Slot) -> DownReport:
 
 def _left_behind(slot: Slot, left: Leftovers) -> LocalError:
     return LocalError(
-        f"Slot {slot.number} is not down entirely.",
-        why="This would not go:",
+        f"Slot {slot.number} is not completely down.",
+        why="This could not be removed:",
         detail="\n".join(left.lines()),
-        todo="Run `headrace local down` again, as the user who started it; a busy mount goes when its user ends.",
+        todo="Run `headrace local down` again, as the user who started it; busy mounts go when their users end.",
     )
 
 
@@ -210,15 +210,15 @@ def _age(start_ticks: int) -> float:
 
 @contextlib.contextmanager
 def _locked(slot: Slot) -> Iterator[None]:
-    """Hold the slot against another `up` or `down`."""
+    """Hold the slot's lock, so that no other `up` or `down` works on it. LocalError if it is taken."""
     slot.lock_file.parent.mkdir(parents=True, exist_ok=True)
     with slot.lock_file.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LocalError(
-                f"Another `headrace local up` or `down` works on slot {slot.number}.",
+                f"Another `headrace local up` or `down` is working on slot {slot.number}.",
                 why=f"It holds {slot.lock_file}.",
-                todo="Wait until it has ended, or take another slot: --slot.",
+                todo="Wait until it has finished, or use another slot: --slot.",
             ) from None
         yield

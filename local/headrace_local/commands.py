@@ -23,9 +23,9 @@ from headrace_local.progress import RichSteps
 app = typer.Typer(no_args_is_help=True, help="The embedded cluster: real Kubernetes on this machine's loopback.")
 
 SlotOption = Annotated[
-    int, typer.Option("--slot", help="Which of this machine's embedded clusters; each has its own ports and addresses.")
+    int, typer.Option("--slot", help="Number of the embedded cluster; each has its own ports and addresses.")
 ]
-GpusOption = Annotated[int, typer.Option("--gpus", min=0, max=64, help="How many pretend GPUs the node offers.")]
+GpusOption = Annotated[int, typer.Option("--gpus", min=0, max=64, help="Number of pretend GPUs that the node offers.")]
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 out = Console(highlight=False)
@@ -34,7 +34,7 @@ err = Console(stderr=True, highlight=False)
 
 @app.command()
 def up(slot: SlotOption = 0, gpus: GpusOption = cluster.DEFAULT_GPUS) -> None:
-    """Bring the cluster up (the first time its programs are built, which takes minutes)."""
+    """Start the cluster. The first time its programs are built, which takes minutes."""
     with _errors_shown():
         where = default_slot(slot)
         if not cluster.up(where, gpus=gpus, steps=RichSteps(err)):
@@ -44,9 +44,10 @@ def up(slot: SlotOption = 0, gpus: GpusOption = cluster.DEFAULT_GPUS) -> None:
 
 @app.command()
 def demo(
-    slot: SlotOption = 0, keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up at the end.")] = False
+    slot: SlotOption = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster running at the end.")] = False,
 ) -> None:
-    """Run the whole loop on a cluster of its own, each step checked (about ten minutes on two cores)."""
+    """Run the whole loop on a cluster of its own, checking each step (about ten minutes on two cores)."""
     from headrace_local.demo.run import run_demo  # noqa: PLC0415 - only this command needs the demo
 
     with _errors_shown():
@@ -55,7 +56,7 @@ def demo(
 
 @app.command()
 def down(slot: SlotOption = 0) -> None:
-    """Take the cluster down and leave nothing behind but its logs; harmless when there is none."""
+    """Stop the cluster and remove everything except its logs. Does nothing if there is none."""
     with _errors_shown():
         where = default_slot(slot)
         with RichSteps(err).step(f"Taking down slot {slot}") as step:
@@ -69,7 +70,7 @@ def down(slot: SlotOption = 0) -> None:
 
 @app.command()
 def status(slot: SlotOption = 0) -> None:
-    """Show the cluster's processes. Exit code 0: up; 3: there is none; 4: broken."""
+    """Show the cluster's processes. Exit code 0: up, 3: there is no cluster, 4: broken."""
     with _errors_shown():
         where = default_slot(slot)
         found = cluster.status(where)
@@ -82,7 +83,7 @@ def status(slot: SlotOption = 0) -> None:
 
 @app.command()
 def binaries() -> None:
-    """Show the cluster's programs and where each is from; build those that are missing."""
+    """Show the cluster's programs and where each comes from; build missing ones first."""
     with _errors_shown():
         cache = default_slot().cache_dir
         programs.ensure(cache, os.environ, RichSteps(err))
@@ -92,12 +93,12 @@ def binaries() -> None:
             table.add_row(binary.program.name, binary.version, binary.source.value, str(binary.path))
         out.print(table)
         for line in (line for binary in found for line in binary.passed_over):
-            err.print(f"[dim]passed over: {escape(line)}[/]")
+            err.print(f"[dim]not used: {escape(line)}[/]")
 
 
 @app.command(context_settings=_PASS_ON)
 def kubectl(context: typer.Context, slot: SlotOption = 0) -> None:
-    """Run kubectl on the cluster: `headrace local kubectl --slot 1 -- get pods -A`."""
+    """Run kubectl against the cluster: `headrace local kubectl --slot 1 -- get pods -A`."""
     with _errors_shown():
         where = default_slot(slot)
         if not where.kubeconfig.is_file():
@@ -108,7 +109,7 @@ def kubectl(context: typer.Context, slot: SlotOption = 0) -> None:
 
 
 def show_error(error: LocalError) -> None:
-    """One panel: what failed, why, what the other program said, what to do."""
+    """Print one panel: what failed, why, the other program's output, what to do."""
     parts: list[Text | Panel] = [Text(error.what, style="bold")]
     if error.why:
         parts.append(Text(error.why))
@@ -121,7 +122,7 @@ def show_error(error: LocalError) -> None:
 
 @contextlib.contextmanager
 def _errors_shown() -> Iterator[None]:
-    """Show a LocalError as a panel and exit with 1; a Ctrl-C exits with 130. A wrong slot is wrong usage: 2."""
+    """Show a LocalError as a panel and exit with 1. Exit codes for Ctrl-C: 130, for a slot that does not exist: 2."""
     try:
         yield
     except LocalError as error:
@@ -141,7 +142,7 @@ def _print_how_to_use(slot: Slot) -> None:
         "kubectl": f"{found.path}   (or: headrace local kubectl{option} -- get pods -A)",
         "Prometheus": slot.prometheus_url,
         "logs": str(slot.logs_dir),
-        "end it": f"headrace local down{option}",
+        "stop it": f"headrace local down{option}",
     }
     for name, value in lines.items():
         err.print(f"[dim]{name:>10}[/]  {escape(value)}", soft_wrap=True)
@@ -166,7 +167,7 @@ def _state_line(slot: Slot, found: cluster.Status) -> str:
         case cluster.SlotState.BROKEN:
             return (
                 f"[red]broken[/], logs in {slot.logs_dir}\n"
-                f"Start it anew: headrace local up{option}   or clear it away: headrace local down{option}"
+                f"Start it again: headrace local up{option}   or remove it: headrace local down{option}"
             )
 
 

@@ -1,6 +1,6 @@
-"""etcd, the API server, the controller manager and the scheduler: their command lines, and how each shows it is ready.
+"""etcd, API server, controller manager and scheduler: command lines and readiness checks.
 
-`api_server` runs the first two alone on a slot of their own: enough for every test of schemas, apply, RBAC and watches.
+`api_server` runs only the first two, on a private slot: enough for tests of schemas, apply, RBAC and watches.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ APISERVER = "kube-apiserver"
 CONTROLLER_MANAGER = "kube-controller-manager"
 SCHEDULER = "kube-scheduler"
 CONTROL_PLANE = frozenset({ETCD, APISERVER, CONTROLLER_MANAGER, SCHEDULER})
-#: Slots that `private_slot` gives out: far from those that people use.
+#: Slots for `private_slot`, far from those that people use.
 PRIVATE_SLOTS = range(40, MAX_SLOT + 1)
 
-#: EndpointSlices refuse loopback addresses, which all our pods have; our own proxy does their work. The others serve
-#: clouds and pod networks that are not there.
+#: EndpointSlices refuse loopback addresses, which all our pods have; our own proxy does that work. The others are
+#: for clouds and pod networks, which do not exist here.
 _CONTROLLERS_OFF = (
     "endpoints-controller",
     "endpointslice-controller",
@@ -46,9 +46,9 @@ _CONTROLLERS_OFF = (
 
 
 def etcd_spec(slot: Slot, pki: Pki, binaries: Binaries) -> ProcessSpec:
-    """One member, over TLS with an authority of its own: whoever writes etcd owns the cluster, and so this machine.
+    """One member, over TLS with its own authority: write access to etcd means control of the cluster and this machine.
 
-    No fsync: the cluster's state ends with it.
+    No fsync: the state is not kept when the cluster ends.
     """
     peer = f"https://127.0.0.1:{slot.etcd_peer_port}"
     pair, ca = pki.etcd, pki.etcd_ca.cert
@@ -112,7 +112,7 @@ def apiserver_spec(slot: Slot, pki: Pki, binaries: Binaries) -> ProcessSpec:
 
 
 def controller_manager_spec(slot: Slot, pki: Pki, binaries: Binaries) -> ProcessSpec:
-    """The controllers, less those for clouds, pod networks and EndpointSlices."""
+    """All controllers except those for clouds, pod networks and EndpointSlices."""
     context = tls(pki)
     url = f"https://127.0.0.1:{slot.controller_manager_port}/healthz"
     controllers = ",".join(["*", *(f"-{name}" for name in _CONTROLLERS_OFF)])
@@ -134,7 +134,7 @@ def controller_manager_spec(slot: Slot, pki: Pki, binaries: Binaries) -> Process
 
 
 def scheduler_spec(slot: Slot, pki: Pki, binaries: Binaries) -> ProcessSpec:
-    """The scheduler as it is."""
+    """The scheduler with its default configuration."""
     context = tls(pki)
     url = f"https://127.0.0.1:{slot.scheduler_port}/healthz"
     argv = [
@@ -165,7 +165,7 @@ class ApiServer:
 
 @contextlib.contextmanager
 def api_server(slot: Slot, binaries: Binaries | None = None) -> Iterator[ApiServer]:
-    """etcd and the API server on the slot while the `with` block runs; LocalError if one of them does not come up.
+    """Run etcd and the API server on the slot while the `with` block runs; LocalError if one fails to start.
 
     Without `binaries` they are looked for, and built if need be.
     """
@@ -182,7 +182,7 @@ def api_server(slot: Slot, binaries: Binaries | None = None) -> Iterator[ApiServ
 
 @contextlib.contextmanager
 def private_slot(folder: Path) -> Iterator[Slot]:
-    """A slot that nobody else uses while the `with` block runs, with its state in `folder` and the usual cache.
+    """Reserve a free slot while the `with` block runs, with its state in `folder` and the usual cache.
 
     The number is held by a file lock in the machine's temporary folder, so parallel test runs get different ones.
     """
@@ -195,13 +195,13 @@ def private_slot(folder: Path) -> Iterator[Slot]:
     raise LocalError(
         f"No free slot among {PRIVATE_SLOTS.start} to {PRIVATE_SLOTS.stop - 1}.",
         why="Each is locked by another test run, or one of its ports is in use.",
-        todo="Wait for the other runs, or end what is left of them.",
+        todo="Wait for the other runs, or stop what is left of them.",
     )
 
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[bool]:
-    """Try to lock the file for the block's time; whether that worked."""
+    """Try to hold a lock on the file while the block runs; yields whether that worked."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError:

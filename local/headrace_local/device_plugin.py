@@ -1,7 +1,7 @@
 """Offers pretend GPUs to the kubelet: `python -m headrace_local.device_plugin --slot N --gpus 2`.
 
-It goes the way of a real device plugin (registration, ListAndWatch, Allocate), so the real device manager and the real
-scheduler count them. There is no device behind them, and everything that reports them says "pretend".
+It works like any device plugin (registration, ListAndWatch, Allocate), so the real device manager and the real
+scheduler count the devices. There is no device behind them, and everything that reports them says "pretend".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.5
 
 
 def device_ids(count: int) -> list[str]:
-    """The names of the devices."""
+    """`pretend-0`, `pretend-1`, ..."""
     return [f"pretend-{number}" for number in range(count)]
 
 
@@ -46,7 +46,7 @@ class DevicePlugin:
         self._stopped = stopped
 
     def get_device_plugin_options(self, request: Any) -> Any:
-        """Nothing special."""
+        """No options: no preferred allocation, no call before a container starts."""
         return pb.DevicePluginOptions()
 
     def list_and_watch(self, request: Any) -> Iterator[Any]:
@@ -55,7 +55,7 @@ class DevicePlugin:
         self._stopped.wait()
 
     def allocate(self, request: Any) -> Any:
-        """What the containers get with their devices."""
+        """The environment variables of containers that were given devices."""
         return pb.AllocateResponse(
             container_responses=[
                 pb.ContainerAllocateResponse(envs=environment(list(container.devices_ids)))
@@ -64,11 +64,11 @@ class DevicePlugin:
         )
 
     def get_preferred_allocation(self, request: Any) -> Any:
-        """Any will do."""
+        """No preference."""
         return pb.PreferredAllocationResponse()
 
     def pre_start_container(self, request: Any) -> Any:
-        """Nothing to prepare."""
+        """Does nothing."""
         return pb.PreStartContainerResponse()
 
 
@@ -78,7 +78,7 @@ def environment(ids: list[str]) -> dict[str, str]:
 
 
 class Registration:
-    """Serves the plugin in the kubelet's folder and registers it, again whenever the kubelet was restarted."""
+    """Serves the plugin in the kubelet's folder and registers it, and again whenever the kubelet restarts."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder = folder
@@ -90,7 +90,7 @@ class Registration:
         self._stopped.set()
 
     def run(self, ready_file: Path) -> None:
-        """Register and stay registered until `stop`; the ready file says that the kubelet has accepted the devices."""
+        """Register and stay registered until `stop`. The ready file exists once the kubelet accepts the devices."""
         while not self._stopped.is_set():
             kubelet = _identity(self._folder / KUBELET_SOCKET)
             if kubelet is None:
@@ -125,13 +125,13 @@ class Registration:
             with grpc.insecure_channel(f"unix:{self._folder / KUBELET_SOCKET}") as channel:
                 rpc.call(channel, register, "Register")(request, timeout=_REGISTER_SECONDS)
         except grpc.RpcError as error:
-            log.warning("the kubelet does not take the registration yet: %s", error.details())
+            log.warning("the kubelet does not accept the registration yet: %s", error.details())
             return False
         log.info("registered %d pretend devices as %s: %s", self._count, RESOURCE, ", ".join(device_ids(self._count)))
         return True
 
     def _stay(self, kubelet: tuple[int, int]) -> None:
-        """Wait for `stop`, or for a new kubelet: it empties the folder and makes its socket anew."""
+        """Wait for `stop`, or for a new kubelet, which empties the folder and makes a new socket."""
         while not self._stopped.wait(_LOOK_SECONDS):
             ours = (self._folder / PLUGIN_SOCKET).exists()
             if not ours or _identity(self._folder / KUBELET_SOCKET) != kubelet:
@@ -140,7 +140,7 @@ class Registration:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Tells a file from a later one at the same path; None if there is none."""
+    """(inode, change time), which tells a file from a later one at the same path; None if there is none."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -152,7 +152,7 @@ def main() -> int:
     """Serve until SIGTERM; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m headrace_local.device_plugin", description=__doc__)
     parser.add_argument("--slot", type=int, default=0, help="number of the embedded cluster")
-    parser.add_argument("--gpus", type=int, default=2, help="how many pretend GPUs the node offers")
+    parser.add_argument("--gpus", type=int, default=2, help="number of pretend GPUs that the node offers")
     options = parser.parse_args()
     log_to_stderr()
     slot = default_slot(options.slot)

@@ -1,4 +1,4 @@
-"""What goes wrong with the embedded cluster, said so that a person can act on it."""
+"""The error of the embedded cluster, written so that people can act on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class LocalError(Exception):
     """A failure of the embedded cluster: what failed, why, and what to do about it.
 
-    `detail` is verbatim text of another program (the end of a log, a compiler's output), shown as it is.
+    `detail` is verbatim output of another program (the end of a log, a compiler's messages).
     """
 
     def __init__(self, what: str, *, why: str = "", todo: str = "", detail: str = "") -> None:

@@ -1,4 +1,4 @@
-"""TCP listeners that pass each connection on to one of several backends, byte for byte, as the bytes come."""
+"""TCP listeners that forward each connection to one of several backends, without buffering."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 _CHUNK = 64 * 1024
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
-#: SO_LINGER on, zero seconds: closing sends a reset, so the other side learns that this was no orderly end.
+#: SO_LINGER on, zero seconds: closing sends a reset, which tells the other side that the connection was cut off.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Forwarder:
     """One listener per frontend that has a backend.
 
-    A frontend without one is not listened on: the kernel then refuses connections at once, as kube-proxy would.
+    Without a listener the kernel refuses connections at once, as kube-proxy would.
     """
 
     def __init__(self, *, retry_seconds: float = _RETRY_SECONDS) -> None:
@@ -36,7 +36,7 @@ class Forwarder:
         self._lock = asyncio.Lock()
 
     async def update(self, routes: Mapping[SocketEndpoint, tuple[SocketEndpoint, ...]]) -> None:
-        """Listen for exactly these; connections that are under way are left alone."""
+        """Listen for exactly these routes. Open connections are left alone."""
         async with self._lock:
             self._backends = {frontend: backends for frontend, backends in routes.items() if backends}
             for frontend in [frontend for frontend in self._listeners if frontend not in self._backends]:
@@ -47,7 +47,7 @@ class Forwarder:
             await self._listen()
 
     async def close(self) -> None:
-        """End listeners and connections."""
+        """Close all listeners and connections."""
         if self._retry is not None:
             self._retry.cancel()
         for listener in self._listeners.values():
@@ -103,7 +103,7 @@ class Forwarder:
         await relay((reader, writer), backend)
 
     async def _connect(self, frontend: SocketEndpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """A connection to the next backend in turn that accepts one."""
+        """A connection to the next backend, in turn, that accepts one; None if none does."""
         backends = self._backends.get(frontend, ())
         turn = self._turn.get(frontend, 0)
         self._turn[frontend] = turn + 1
@@ -120,7 +120,7 @@ class Forwarder:
 async def relay(
     one: tuple[asyncio.StreamReader, asyncio.StreamWriter], other: tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ) -> None:
-    """Copy both ways until both ends have finished; an end that breaks off is broken off on the other side too."""
+    """Copy both ways until both ends have finished. If one is reset, the other is reset too."""
     writers = (one[1], other[1])
     copies = [asyncio.create_task(_copy(one[0], other[1])), asyncio.create_task(_copy(other[0], one[1]))]
     try:
@@ -139,7 +139,7 @@ async def relay(
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what comes, when it comes; then that nothing more comes (the other direction goes on)."""
+    """Copy until the reader ends, then end the writer's sending side. The other direction continues."""
     while chunk := await reader.read(_CHUNK):
         writer.write(chunk)
         await writer.drain()
@@ -148,7 +148,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close so that the other side sees a reset; nothing happens if it is closed."""
+    """Close with a reset, unless it is closed already."""
     if writer.transport.is_closing():
         return
     connection = writer.get_extra_info("socket")

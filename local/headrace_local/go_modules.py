@@ -1,6 +1,6 @@
 """The Go modules that pin the cluster's programs: which programs, which versions, and how to build one.
 
-Versions are written nowhere else than in the go.mod files (`local/go/*/go.mod`, `headrace_local/go` in a wheel).
+Versions are only in the go.mod files (`local/go/*/go.mod`, `headrace_local/go` in a wheel).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _GO_DIRECTIVE = re.compile(r"^go\s+(\d+)\.(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program: `module` is the folder of its go.mod, `package` what is built.
+    """One program: `module` is the folder of its go.mod, `package` the Go package to build.
 
-    `version_argv` makes it say its version.
+    `version_argv` are the arguments with which it prints its version.
     """
 
     name: str
@@ -69,8 +69,8 @@ def modules_dir() -> Path:
             return candidate
     raise LocalError(
         "The Go modules that pin the cluster's programs are missing.",
-        why=f"There is no go/kubernetes/go.mod in {package} nor beside it.",
-        todo="Install headrace anew, or put the programs on PATH or into $KUBEBUILDER_ASSETS.",
+        why=f"There is no go/kubernetes/go.mod in {package} or beside it.",
+        todo="Reinstall headrace, or put the programs on PATH or into $KUBEBUILDER_ASSETS.",
     )
 
 
@@ -83,7 +83,7 @@ def required_version(go_mod: str, requirement: str) -> str:
 
 
 def go_directive(go_mod: str) -> tuple[int, int]:
-    """The least Go (major, minor) that the module asks for; ValueError if the text has no `go` line."""
+    """The minimum Go version (major, minor) of the module; ValueError if the text has no `go` line."""
     match = _GO_DIRECTIVE.search(go_mod)
     if match is None:
         raise ValueError("go.mod has no `go` line")
@@ -105,7 +105,7 @@ def build_argv(entry: Program, version: str, *, go: str, output: Path) -> list[s
 def _version_flags(entry: Program, version: str) -> list[str]:
     if entry.module != "kubernetes":
         return []
-    # Without these a component says v0.0.0-master, and kubectl refuses to parse what it says about itself.
+    # Without these a component has version v0.0.0-master, which kubectl refuses to parse.
     major, minor, *_ = version.split(".")
     base = "-X k8s.io/component-base/version"
     return [

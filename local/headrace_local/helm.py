@@ -1,4 +1,4 @@
-"""Installs the chart with the real helm, as a person would, and shows what helm says when it fails."""
+"""Installs the chart with the real helm, and shows helm's output if that fails."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def chart_dir() -> Path:
             return candidate
     raise LocalError(
         "The chart is missing.",
-        why=f"There is no Chart.yaml in {package / 'chart'} nor in helm/headrace of a checkout.",
-        todo="Install headrace anew.",
+        why=f"There is no Chart.yaml in {package / 'chart'} or in helm/headrace of a checkout.",
+        todo="Reinstall headrace.",
     )
 
 
@@ -56,9 +56,9 @@ def install(
     namespace: str = NAMESPACE,
     timeout_seconds: int = 120,
 ) -> None:
-    """Install or upgrade the release and wait until it is ready; LocalError with helm's own words if it fails.
+    """Install or upgrade the release and wait until it is ready; LocalError with helm's output if it fails.
 
-    `home` is a folder for helm's cache, so that nothing of the user's own helm is read or written.
+    `home` is a folder for helm's cache and settings, so that the user's own are neither read nor written.
     """
     argv = install_argv(
         helm, chart or chart_dir(), kubeconfig=kubeconfig, namespace=namespace, timeout_seconds=timeout_seconds
@@ -75,7 +75,7 @@ def install(
     if done.returncode != 0:
         raise LocalError(
             f"helm could not install {RELEASE}.",
-            why=f"It said (exit code {done.returncode}):",
+            why=f"Its output (exit code {done.returncode}):",
             detail=(done.stderr or done.stdout).strip(),
             todo=(
                 f"`kubectl -n {namespace} get pods,events` shows what did not become ready; "

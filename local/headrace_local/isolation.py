@@ -1,7 +1,7 @@
 """Whether, and how, this machine lets us use mount namespaces: as root, or in a user namespace.
 
-The questions are put to the kernel by doing the thing in a child process; what a version or a sysctl promises is not
-what a container, a seccomp profile or an LSM allows.
+We find out by trying it in a child process: a container, a seccomp profile or an LSM may forbid what the kernel's
+version and sysctls promise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from headrace_local.errors import LocalError
 
 TRY_SECONDS = 20
-#: uid_map of a process that is in no user namespace but the first.
+#: Number of users in the uid_map of a process in the initial user namespace.
 _EVERY_USER = 4294967295
 _OVERLAY_SCRIPT = (
     'mount -t tmpfs tmpfs "$1" && mkdir "$1/upper" "$1/work" "$1/merged" && '
@@ -25,12 +25,12 @@ _OVERLAY_SCRIPT = (
     'test -n "$(ls "$1/merged")"'
 )
 # In a user namespace the kernel refuses an overlay over a root below which other file systems are mounted, so the
-# runtime lays one over each top-level folder there; that is what has to work.
+# runtime makes one for each top-level folder there; that has to work.
 _OVERLAY_OPTIONS = {"ROOT": "lowerdir=/", "USER_NAMESPACE": "userxattr,lowerdir=/usr"}
 
 
 class Isolation(Enum):
-    """Who we are when the node's processes mount things; the value is what `unshare` needs for it."""
+    """How the node's processes may mount; the value is the options of `unshare`."""
 
     ROOT = ("--mount",)
     USER_NAMESPACE = ("--user", "--map-root-user", "--mount")
@@ -41,14 +41,14 @@ _NAMES = {Isolation.ROOT: "as root", Isolation.USER_NAMESPACE: "as root of a use
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What came of a try: whether it worked, and what was said."""
+    """Result of a trial: whether it worked, and the output."""
 
     ok: bool
     said: str
 
 
 def try_command(argv: Sequence[str]) -> Tried:
-    """Run a command that ends by itself; a command that is missing or hangs did not work."""
+    """Run a command that should end by itself. One that is missing or hangs counts as failed."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TRY_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -57,12 +57,12 @@ def try_command(argv: Sequence[str]) -> Tried:
 
 
 def try_unshare(isolation: Isolation) -> Tried:
-    """Make the namespaces and leave them again."""
+    """Try to make the namespaces; they end with the trial."""
     return try_command(["unshare", *isolation.value, "true"])
 
 
 def try_overlay(isolation: Isolation) -> Tried:
-    """Lay a writable tmpfs over the machine's files, in namespaces of its own; nothing of it is seen outside."""
+    """Try a writable overlay over the machine's files, in its own namespaces, invisible from outside."""
     folder = tempfile.mkdtemp(prefix="headrace-overlay-")
     options = _OVERLAY_OPTIONS[isolation.name]
     try:
@@ -72,10 +72,9 @@ def try_overlay(isolation: Isolation) -> Tried:
 
 
 def find_isolation() -> Isolation:
-    """How the node's processes are to be isolated; LocalError with what the kernel said if it can't be done at all.
+    """How to isolate the node's processes; LocalError with the kernel's messages if nothing works.
 
-    Root comes first where we are root; a container may have taken root's right to mount, so user namespaces are tried
-    after that.
+    As root, root is tried first; since a container may lack root's right to mount, a user namespace is tried next.
     """
     candidates = list(Isolation) if os.geteuid() == 0 else [Isolation.USER_NAMESPACE]
     said = []
@@ -84,14 +83,14 @@ def find_isolation() -> Isolation:
         tried = try_overlay(isolation) if tried.ok else tried
         if tried.ok:
             return isolation
-        said.append(f"{_NAMES[isolation]}: {tried.said or 'failed without a word'}")
+        said.append(f"{_NAMES[isolation]}: {tried.said or 'failed without a message'}")
     raise LocalError(
-        "This machine lets us make no file view for pods.",
-        why=f"Tried as user {os.geteuid()}: an overlay over the machine's files in a mount namespace of its own.",
+        "This machine does not let us make the file system view for pods.",
+        why=f"Tried as user {os.geteuid()}: an overlay over the machine's files in its own mount namespace.",
         detail="\n".join(said),
         todo=(
             "Run it as root (in a container: a privileged one; with the kernel's overlay module loaded). "
-            "Or use a cluster that you have: --context NAME."
+            "Or use an existing cluster: --context NAME."
         ),
     )
 
@@ -102,11 +101,11 @@ def is_mapped_root(uid_map: str) -> bool:
 
 
 def enter_argv(isolation: Isolation, holder_pid: int) -> list[str]:
-    """The command prefix that puts a process of the node into the namespaces that the holder keeps open."""
+    """The command prefix that runs a process of the node in the namespaces that the holder keeps open."""
     user = ["--user", "--preserve-credentials"] if isolation is Isolation.USER_NAMESPACE else []
     return ["nsenter", f"--target={holder_pid}", *user, "--mount", "--"]
 
 
 def holder_argv(isolation: Isolation, command: Sequence[str]) -> list[str]:
-    """`command`, which is to stay, in the fresh namespaces."""
+    """The command line that runs `command`, which must stay, in new namespaces."""
     return ["unshare", *isolation.value, "--", *command]

@@ -8,9 +8,9 @@ import yaml
 
 
 def client_kubeconfig(*, name: str, server: str, ca: bytes, cert: bytes, key: bytes) -> str:
-    """A kubeconfig with one cluster, user and context, all called `name`, and the PEM data inside the file.
+    """A kubeconfig with one cluster, user and context, all called `name`, with the PEM data embedded.
 
-    Data inside, not paths, so that the file can be copied and so that a container sees it without its folder.
+    With data instead of paths, the file can be copied, or mounted into a container by itself.
     """
     document = {
         "apiVersion": "v1",

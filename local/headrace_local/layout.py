@@ -1,7 +1,7 @@
 """Where one embedded cluster (a slot) keeps its files, which ports it uses and which addresses it gives out.
 
 Pure: nothing here touches the disk or reads the environment, except `default_slot`, which reads the two variables
-that move the folders. Everything binds loopback, so slots never meet.
+that move the folders. Everything binds loopback, on addresses and ports of the slot alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLUSTER_NAME = "headrace-local"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One embedded cluster: its number, the folder of its state, and the cache that all slots share.
+    """One embedded cluster: its number, its state folder, and the cache that all slots share.
 
     `state_dir` belongs to this slot alone and is `<state root>/local/slot-N`, as `default_slot` makes it; `down`
     removes everything in it but `logs`.
@@ -62,7 +62,7 @@ class Slot:
 
     @property
     def logs_dir(self) -> Path:
-        """One log file per process; kept by `down`, so that a failure can be read afterwards."""
+        """One log file per process; kept by `down`, to look into failures afterwards."""
         return self.state_dir / "logs"
 
     @property
@@ -112,16 +112,16 @@ class Slot:
 
     @property
     def summary_file(self) -> Path:
-        """Written when `up` has come to its end: with what the cluster was started."""
+        """Written at the end of `up`: the number of GPUs and the processes started."""
         return self.state_dir / "cluster.json"
 
     @property
     def lock_file(self) -> Path:
-        """Held by `up` and `down`, so that two of them never work on one slot; lies beside the slot's folder."""
+        """Held by `up` and `down`, so that two of them never work on one slot. It is beside the slot's folder."""
         return self.state_dir.parent / f"{self.state_dir.name}.lock"
 
     def ready_file(self, process: str) -> Path:
-        """The file that one of our own processes creates once it serves and removes at its exit."""
+        """The file that one of our own processes creates once it serves and removes when it exits."""
         return self.run_dir / f"{process}.ready"
 
     def log_file(self, process: str) -> Path:
@@ -134,7 +134,7 @@ class Slot:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables from which `default_slot` makes this very slot in another process."""
+        """The variables with which `default_slot` gives the same folders in another process."""
         return {"HEADRACE_STATE": str(self.state_dir.parent.parent), "HEADRACE_CACHE": str(self.cache_dir)}
 
     # -- ports -------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Slot:
 
     @property
     def ports(self) -> Mapping[str, int]:
-        """Every port that must be free before `up`, by what it is for."""
+        """Every port that must be free before `up`, by purpose."""
         return {
             "API server": self.apiserver_port,
             "etcd clients": self.etcd_client_port,
@@ -227,7 +227,7 @@ class Slot:
 
     @property
     def kubernetes_service_ip(self) -> str:
-        """The ClusterIP that the API server takes for `kubernetes.default`: the range's first address."""
+        """The ClusterIP of the Service `kubernetes.default`: the range's first address."""
         return f"127.{96 + 2 * self.number}.0.1"
 
     def pod_address(self, index: int) -> str:

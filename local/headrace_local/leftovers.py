@@ -1,6 +1,6 @@
-"""What a cluster leaves on a machine: processes, mounts, ports. Finds it, removes it, and says what would not go.
+"""What a cluster leaves on a machine (processes, mounts, ports): finding and removing it.
 
-Works from what the kernel shows, not from our records, so it also finds what was left by a kill -9 of anything.
+Works from what the kernel shows, not from our records, so it also finds what is left after a kill -9.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace_local.layout import Slot
-from headrace_local.processes import KILL_SECONDS, Identity, command_of, marked_processes
+from headrace_local.process_id import ProcessId
+from headrace_local.processes import KILL_SECONDS, command_of, marked_processes
 
 _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What is there: processes as (pid, command), mount points, ports by purpose."""
+    """What was found: processes as (pid, command), mount points, ports as (purpose, number)."""
 
     processes: tuple[tuple[int, str], ...] = ()
     mounts: tuple[Path, ...] = ()
@@ -40,7 +41,7 @@ class Leftovers:
 
 
 def find_leftovers(slot: Slot, port_is_free: Callable[[int], bool] | None = None) -> Leftovers:
-    """What of this slot is on the machine now; ports only if a way to ask is given."""
+    """What is left of this slot. Ports are checked only with `port_is_free`."""
     processes = tuple((found.pid, command_of(found)) for found in marked_processes(slot.state_dir))
     ports = () if port_is_free is None else tuple(item for item in slot.ports.items() if not port_is_free(item[1]))
     return Leftovers(processes, tuple(mounts_under(slot.state_dir, _own_mounts())), ports)
@@ -68,12 +69,12 @@ def mounts_under(folder: Path, mounts: str) -> list[Path]:
 
 
 def unmount_under(folder: Path) -> list[Path]:
-    """Unmount everything at or below the folder, lazily what is busy; return what was unmounted."""
+    """Unmount everything at or below the folder, busy mounts lazily; return what was unmounted."""
     return [p for p in mounts_under(folder, _own_mounts()) if _umount(p) or _umount(p, "--lazy")]
 
 
 def remove_state(slot: Slot) -> None:
-    """Delete the slot's files, all but its logs. Call it only when nothing is mounted below any more."""
+    """Delete the slot's files except its logs. Call it only when nothing is mounted below any more."""
     for path in slot.state_dir.iterdir() if slot.state_dir.is_dir() else ():
         if path == slot.logs_dir:
             continue
@@ -83,7 +84,7 @@ def remove_state(slot: Slot) -> None:
             path.unlink(missing_ok=True)
 
 
-def _kill(found: list[Identity]) -> None:
+def _kill(found: list[ProcessId]) -> None:
     for identity in found:
         with contextlib.suppress(PermissionError):
             identity.send(signal.SIGKILL)

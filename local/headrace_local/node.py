@@ -1,7 +1,7 @@
-"""The kubelet's configuration. Why each setting is there: the node is a part of this machine, not a machine.
+"""The kubelet's configuration, for a node that is only a part of this machine.
 
 The cluster starts runtime, kubelet and device plugin inside the mount namespace that `nodespace` makes, as root too:
-the kubelet's compiled-in paths and its kernel parameters are dealt with there.
+there the kubelet finds its compiled-in paths and its kernel parameters as it wants them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from headrace_local.errors import LocalError
 from headrace_local.layout import Slot
 from headrace_local.pki import Pki
 
-#: An address of the documentation range: a route to it is the machine's way out. Nothing is sent there.
+#: An address from the documentation range: the route to it shows the machine's outgoing address. Nothing is sent.
 _SOMEWHERE = ("203.0.113.1", 9)
 
 
 def write_kubelet_files(slot: Slot, pki: Pki) -> list[str]:
-    """Write the kubelet's configuration; its arguments, without the program. LocalError without a usable address."""
+    """Write the kubelet's configuration; return its arguments. LocalError if there is no usable address."""
     path = slot.state_dir / "kubelet.yaml"
     slot.kubelet_root.mkdir(parents=True, exist_ok=True)
     slot.pod_logs_dir.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def write_kubelet_files(slot: Slot, pki: Pki) -> list[str]:
 
 
 def kubelet_arguments(slot: Slot, pki: Pki, configuration: Path, address: str) -> list[str]:
-    """The kubelet's command line, for what its configuration file cannot say (pure)."""
+    """Command-line arguments for settings that the configuration file does not have (pure)."""
     return [
         f"--config={configuration}",
         f"--kubeconfig={pki.kubelet_kubeconfig}",
@@ -77,21 +77,21 @@ def kubelet_configuration(slot: Slot, pki: Pki, *, resolv_conf: str) -> dict[str
         "localStorageCapacityIsolation": False,
         "makeIPTablesUtilChains": False,
         "featureGates": {"KubeletInUserNamespace": True},
-        # The machine's disk and images are not the node's to look after.
+        # Looking after the machine's disk and images is not the node's job.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": dict.fromkeys(("nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%"),
         # A changed config map or secret is in its volume at once, not after a minute.
         "configMapAndSecretChangeDetectionStrategy": "Watch",
         "serializeImagePulls": False,
-        # Looked at every second, so that newly registered devices count at once; written only when something changed.
+        # Checked every second, so that newly registered devices count at once; written only after a change.
         "nodeStatusUpdateFrequency": "1s",
         "nodeStatusReportFrequency": "1m",
     }
 
 
 def node_address() -> str:
-    """An address of this machine outside 127.0.0.0/8, which the kubelet insists on. It is only reported.
+    """An address of this machine outside 127.0.0.0/8, as the kubelet requires. It is only reported, never used.
 
     LocalError if the machine has none.
     """
@@ -100,7 +100,7 @@ def node_address() -> str:
             return address
     raise LocalError(
         "This machine has no address but loopback.",
-        why="The kubelet refuses to report a loopback address for its node (nothing listens on the other one).",
+        why="The kubelet refuses to report a loopback address for its node (nothing listens on this one).",
         todo="Bring up any network interface, for instance: ip link add dummy0 type dummy; "
         "ip addr add 192.0.2.1/32 dev dummy0; ip link set dummy0 up. Or use another cluster (--context).",
     )

@@ -1,6 +1,6 @@
-"""The node's processes, as the cluster starts them: namespaces, runtime, kubelet, device plugin, Service proxy.
+"""How to start the node's processes: namespaces, runtime, kubelet, device plugin, Service proxy.
 
-Three are our own modules, run by the same Python; each says that it serves by a `<name>.ready` file.
+Three are our own modules, run by the same Python; each shows that it serves by a `<name>.ready` file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def runtime_spec(slot: Slot, *, prefix: Sequence[str]) -> ProcessSpec:
 def device_plugin_spec(slot: Slot, gpus: int, *, prefix: Sequence[str]) -> ProcessSpec:
     """The device plugin that offers `gpus` pretend GPUs.
 
-    It is started before the kubelet, for which it waits; that it has registered shows in the node's GPUs.
+    It is started before the kubelet and waits for it, so it counts as ready at once; the node's GPUs show whether it
+    has registered.
     """
     spec = _own_module(slot, DEVICE_PLUGIN, "--gpus", str(gpus), prefix=prefix)
     return dataclasses.replace(spec, ready=lambda: True)
@@ -55,7 +56,7 @@ def kubelet_spec(slot: Slot, pki: Pki, binaries: Binaries, *, prefix: Sequence[s
 
 
 def nodespace_spec(slot: Slot, isolation: Isolation) -> ProcessSpec:
-    """What keeps the node's namespaces open; it is ready once it has made its mounts and become `sleep`."""
+    """The process that keeps the node's namespaces open; ready once it has made its mounts and become `sleep`."""
 
     def ready() -> bool:
         try:
@@ -69,7 +70,7 @@ def nodespace_spec(slot: Slot, isolation: Isolation) -> ProcessSpec:
 
 
 def _own_module(slot: Slot, name: str, *arguments: str, prefix: Sequence[str] = ()) -> ProcessSpec:
-    # -P: the folder in which somebody calls `headrace local up` must not become a source of modules.
+    # -P: modules must not be imported from the folder in which `headrace local up` is called.
     argv = [sys.executable, "-P", "-m", f"headrace_local.{name}", "--slot", str(slot.number), *arguments]
     slot.ready_file(name).unlink(missing_ok=True)  # a kill -9 leaves it behind
     return ProcessSpec(name, argv, ready=slot.ready_file(name).exists, env=slot.environment, prefix=prefix)

@@ -1,4 +1,4 @@
-"""What the API server has to know about our own parts: their roles, and the node's label; and the wait for the node."""
+"""Roles of our own parts, the node's label, and the wait until the node is ready."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.2
 
 
 def roles() -> list[dict[str, Any]]:
-    """Roles of Prometheus and of the Service proxy: each may read what it works on, and nothing else."""
+    """Roles of Prometheus and the Service proxy: each may read only what it works on."""
     rules = [{"apiGroups": [""], "resources": ["services", "pods"], "verbs": ["get", "list", "watch"]}]
     return [*rbac(), *user_role(SERVICE_PROXY_USER, rules)]
 
@@ -36,17 +36,17 @@ def grant_roles(slot: Slot) -> None:
 
 
 def label_node(slot: Slot, *, gpus: int) -> None:
-    """Say on the node that its GPUs are pretend ones, so that nobody takes its figures for a GPU's."""
+    """Label the node's GPUs as pretend ones, so that nobody takes its figures for those of a GPU."""
     metadata = {"name": slot.node_name, "labels": {PRETEND_LABEL: "true"}}
     if gpus:
         apply(slot, [{"apiVersion": "v1", "kind": "Node", "metadata": metadata}])
 
 
 def wait_for_node(slot: Slot, pki: Pki, *, gpus: int, step: ProgressStep) -> None:
-    """Wait until the node is Ready, offers the GPUs, and admits pods; LocalError with what lacks after a while."""
+    """Wait until the node is Ready, offers the GPUs, and admits pods; LocalError after NODE_SECONDS."""
     context = tls(pki, pki.admin)
     node = f"{slot.apiserver_url}/api/v1/nodes/{slot.node_name}"
-    # No pod is admitted before the controller manager has made the account that it runs as.
+    # No pod is admitted before the controller manager has created its service account.
     account = f"{slot.apiserver_url}/api/v1/namespaces/default/serviceaccounts/default"
     deadline = time.monotonic() + NODE_SECONDS
     while missing := lacks(get_json(node, context), gpus, has_account=get_json(account, context) is not None):
@@ -57,14 +57,14 @@ def wait_for_node(slot: Slot, pki: Pki, *, gpus: int, step: ProgressStep) -> Non
                 f"The node was not ready within {NODE_SECONDS} s: {missing}.",
                 why=f"The end of the kubelet's log, {log}:",
                 detail=log_tail(log),
-                todo=f"The logs of kubelet, runtime and controller manager in {slot.logs_dir} say what it waits for.",
+                todo=f"The logs of kubelet, runtime and controller manager in {slot.logs_dir} say what is missing.",
             )
         time.sleep(POLL_SECONDS)
     step.detail("")
 
 
 def lacks(node: dict[str, Any] | None, gpus: int, *, has_account: bool) -> str:
-    """What the cluster still lacks to run a pod, in words; empty if nothing (pure)."""
+    """Why the cluster can't run a pod yet, as a phrase for people; empty if it can (pure)."""
     if node is None:
         return "the kubelet has not registered it yet"
     status = node.get("status", {})
@@ -80,7 +80,7 @@ def lacks(node: dict[str, Any] | None, gpus: int, *, has_account: bool) -> str:
 
 
 def apply(slot: Slot, bodies: Sequence[dict[str, Any]]) -> None:
-    """Apply the objects as the slot's administrator; LocalError with the API server's words. Not from within a loop."""
+    """Apply the objects as the slot's administrator; LocalError if refused. Starts an event loop."""
 
     async def apply_all() -> None:
         async with Kube.auto(kubeconfig=slot.kubeconfig) as kube:
@@ -91,7 +91,7 @@ def apply(slot: Slot, bodies: Sequence[dict[str, Any]]) -> None:
         asyncio.run(apply_all())
     except KubeError as error:
         raise LocalError(
-            f"The API server of slot {slot.number} did not take what the cluster needs.",
+            f"The API server of slot {slot.number} refused an object that the cluster needs.",
             why=str(error),
             todo=f"Its log is {slot.log_file('kube-apiserver')}.",
         ) from error

@@ -2,8 +2,8 @@
 
 The kubelet has paths compiled in (its device plugin folder, the links to container logs), and as root it sets kernel
 parameters of the machine. So runtime, kubelet and device plugin share a mount namespace in which those paths are the
-slot's own and those parameters already read as the kubelet wants them: slots do not meet, nothing of the machine is
-changed, and the kubelet's volumes are gone from the machine's mounts with the last process of the node.
+slot's own and those parameters already read as the kubelet wants them: slots do not collide, nothing on the machine is
+changed, and the kubelet's volumes disappear from the machine's mounts with the last process of the node.
 
 `unshare [--user --map-root-user] --mount` starts this module inside the fresh namespace; it makes the mounts and
 becomes `sleep infinity`, which keeps the namespace open for `nsenter --mount`.
@@ -27,7 +27,7 @@ MOUNT_SOURCE = "headrace-node"
 
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 LOG_LINKS = "/var/log/containers"
-#: What the kubelet would set (`setupKernelTunables`); it leaves alone what has its value already.
+#: What the kubelet would set (`setupKernelTunables`) if it did not find these values already.
 KERNEL_PARAMETERS = {
     "/proc/sys/vm/overcommit_memory": "1",
     "/proc/sys/vm/panic_on_oom": "0",
@@ -40,7 +40,7 @@ KERNEL_PARAMETERS = {
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Lay a writable layer over a folder of the machine, so that folders can be made in it."""
+    """Put a writable layer over a folder of the machine, so that folders can be made in it."""
 
     path: str
 
@@ -72,7 +72,7 @@ Step = Overlay | Folder | Bind | Shadow
 
 
 def holder_command(slot: Slot) -> list[str]:
-    """What `unshare ... --mount` is to run; it is ready when its process is called `sleep`."""
+    """The command for `unshare ... --mount` to run. It is ready when its process is called `sleep`."""
     return [sys.executable, "-P", "-m", "headrace_local.nodespace", "--slot", str(slot.number)]
 
 
@@ -93,7 +93,7 @@ def plan(slot: Slot, exists: Callable[[str], bool]) -> list[Step]:
 def carry_out(steps: list[Step], scratch: Path) -> None:
     """Make the mounts; `scratch` is a folder of the slot that gets a file system in memory."""
     scratch.mkdir(parents=True, exist_ok=True)
-    # Root of a user namespace may not set the attributes that an overlay keeps its notes in otherwise.
+    # Root of a user namespace may not set the trusted.* attributes that overlays use by default.
     notes = ",userxattr" if is_mapped_root(Path("/proc/self/uid_map").read_text(encoding="ascii")) else ""
     syscalls.mount(MOUNT_SOURCE, str(scratch), kind="tmpfs", options="mode=755")
     for number, step in enumerate(steps):
@@ -115,7 +115,7 @@ def carry_out(steps: list[Step], scratch: Path) -> None:
 
 
 def _holds(folder: str, slot: Slot) -> bool:
-    """Whether the slot's own files lie below the folder: then no layer may hide what the node writes there."""
+    """Whether the slot's own files are below the folder: then no layer may hide what the node writes there."""
     return any(path.is_relative_to(folder) for path in (slot.state_dir, slot.cache_dir))
 
 

@@ -2,7 +2,7 @@
 
 Two authorities: one that the API server trusts for its clients (and that signs its own serving certificate), one for
 etcd alone, so that no kubelet or scheduler certificate opens the store. All keys are P-256 and readable by their owner
-only. Everything is made anew by each `up`: nothing of an earlier cluster is valid in a later one.
+only. Each `up` makes everything new: nothing from an earlier cluster is valid in a later one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace_local.kubeconfig import client_kubeconfig
 from headrace_local.layout import Slot
 
 VALIDITY = dt.timedelta(days=3650)
-#: A certificate is valid from a little before it was made: two clocks of one machine may differ (suspended VMs).
+#: Certificates are valid from a little before they are made: clocks of one machine may differ (suspended VMs).
 BACKDATED = dt.timedelta(minutes=5)
 MASTERS = "system:masters"
 NODES = "system:nodes"
@@ -43,7 +43,7 @@ class CertificateUsage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """The two files of one identity."""
+    """Paths of a certificate and its key, both PEM."""
 
     cert: Path
     key: Path
@@ -76,7 +76,7 @@ class Pki:
 
     @property
     def etcd_client(self) -> KeyPair:
-        """What the API server shows etcd."""
+        """The API server's client certificate towards etcd."""
         return self.pair("etcd-client")
 
     @property
@@ -86,17 +86,17 @@ class Pki:
 
     @property
     def apiserver_kubelet_client(self) -> KeyPair:
-        """What the API server shows the kubelet (logs, exec)."""
+        """The API server's client certificate towards the kubelet (logs, exec)."""
         return self.pair("apiserver-kubelet-client")
 
     @property
     def admin(self) -> KeyPair:
-        """The administrator (system:masters)."""
+        """The administrator's client certificate (system:masters)."""
         return self.pair("admin")
 
     @property
     def kubelet_client(self) -> KeyPair:
-        """The kubelet towards the API server."""
+        """The kubelet's client certificate towards the API server."""
         return self.pair("kubelet-client")
 
     @property
@@ -106,12 +106,12 @@ class Pki:
 
     @property
     def controller_manager(self) -> KeyPair:
-        """The controller manager, towards the API server and on its health port."""
+        """The controller manager's certificate, towards the API server and on its health port."""
         return self.pair("controller-manager")
 
     @property
     def scheduler(self) -> KeyPair:
-        """The scheduler, towards the API server and on its health port."""
+        """The scheduler's certificate, towards the API server and on its health port."""
         return self.pair("scheduler")
 
     @property
@@ -160,7 +160,7 @@ def pki_of(slot: Slot) -> Pki:
 
 
 def write_pki(slot: Slot, *, now: dt.datetime) -> Pki:
-    """Make every key, certificate and kubeconfig of the slot, in place of those that are there; return their paths.
+    """Make every key, certificate and kubeconfig of the slot, replacing existing ones; return their paths.
 
     `now` is an aware UTC time from which the certificates are valid, for ten years. OSError if a file can't be written.
     """

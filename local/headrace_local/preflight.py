@@ -1,6 +1,6 @@
-"""What must hold before a cluster is started: each check says what is missing, why it matters and what to do.
+"""Checks before a cluster is started: each says what is missing, why it matters and what to do.
 
-A check returns a Problem or None and changes nothing; what it needs of the machine comes in as arguments.
+A check returns a PreflightProblem or None and changes nothing; functions that look at the machine are arguments.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from headrace_local.errors import LocalError
 from headrace_local.isolation import Isolation, find_isolation
 from headrace_local.layout import BASE_PORT, MAX_SLOT, PORTS_PER_SLOT, Slot
 
-OTHER_CLUSTER = "Or use a cluster that you have: --context NAME."
+OTHER_CLUSTER = "Or use an existing cluster: --context NAME."
 COMMANDS = ("unshare", "nsenter", "mount", "umount", "sleep")
-#: Unix sockets have paths of at most 107 bytes; ours are the slot's folder and this.
+#: A Unix socket's path has at most 107 bytes. Ours is the slot's folder plus this.
 LONGEST_SOCKET = "/kubelet/device-plugins/headrace-gpu.sock"
 SOCKET_PATH_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightProblem:
-    """One thing that stands in the way."""
+    """One reason why the cluster can't be started."""
 
     what: str
     why: str
@@ -44,13 +44,13 @@ def check_platform(platform: str) -> PreflightProblem | None:
 
 
 def check_commands(names: Iterable[str], which: Callable[[str], str | None] = shutil.which) -> PreflightProblem | None:
-    """The small system programs that the node's processes call."""
+    """The system programs that the node's processes need are on PATH."""
     missing = [name for name in names if which(name) is None]
     if not missing:
         return None
     return PreflightProblem(
         f"Not on PATH: {', '.join(missing)}.",
-        "The cluster makes its namespaces and mounts with them.",
+        "The cluster needs them to make its namespaces and mounts.",
         "Install util-linux (and coreutils) from your distribution.",
     )
 
@@ -64,21 +64,21 @@ def check_ports(slot: Slot, is_free: Callable[[int], bool]) -> PreflightProblem 
     return PreflightProblem(
         f"In use on 127.0.0.1: {listed}.",
         f"Slot {slot.number} uses the ports from {slot.base_port} (= {BASE_PORT} + {PORTS_PER_SLOT} x slot) on, "
-        "and something else listens there.",
-        f"Take another slot: --slot {slot.number + 1 if slot.number < MAX_SLOT else 0}. "
-        f"Or end what listens there (`ss -ltnp 'sport = :{next(iter(taken.values()))}'` names it).",
+        "and something else is listening there.",
+        f"Use another slot: --slot {slot.number + 1 if slot.number < MAX_SLOT else 0}. "
+        f"Or stop what is listening there (`ss -ltnp 'sport = :{next(iter(taken.values()))}'` names it).",
     )
 
 
 def check_loopback(slot: Slot, can_bind: Callable[[str], bool]) -> PreflightProblem | None:
-    """Any address in 127.0.0.0/8 can be listened on: Services and pods get theirs from there."""
+    """Any address in 127.0.0.0/8 can be listened on; Services and pods get addresses from there."""
     address = str(ipaddress.ip_address(slot.pod_address(0)))
     if can_bind(address):
         return None
     return PreflightProblem(
         f"This machine can't listen on {address}.",
         f"Services get addresses from {slot.service_cidr} and pods from {slot.pod_cidr}, all on the loopback device.",
-        "See that `ip addr show lo` has 127.0.0.1/8 and is up. " + OTHER_CLUSTER,
+        "Check that `ip addr show lo` has 127.0.0.1/8 and is up. " + OTHER_CLUSTER,
     )
 
 
@@ -107,7 +107,7 @@ def check_writable(folders: Sequence[Path]) -> PreflightProblem | None:
             return PreflightProblem(
                 f"{folder} can't be written.",
                 str(error),
-                "Set HEADRACE_STATE and HEADRACE_CACHE to folders of your own, with some GB free.",
+                "Set HEADRACE_STATE and HEADRACE_CACHE to folders of your own, with several GB free.",
             )
     return None
 
@@ -118,7 +118,7 @@ def check_owner(state_dir: Path, user: int) -> None:
     if user not in (owner, 0):
         raise LocalError(
             f"{state_dir} belongs to user {owner}, and you are user {user}.",
-            why="Processes and mounts of another user's cluster can't be ended or undone.",
+            why="You can't stop another user's processes or undo their mounts.",
             todo=f"Run the command as user {owner} (sudo), or set HEADRACE_STATE to a folder of your own.",
         )
 
@@ -134,7 +134,7 @@ def can_bind_anywhere(address: str) -> bool:
 
 
 def preflight(slot: Slot, *, platform: str, is_free: Callable[[int], bool]) -> Isolation:
-    """Run every check, in the order of their needs; the isolation to use, or LocalError for the first problem."""
+    """Run every check; return the isolation to use. LocalError for the first problem."""
     _refuse(check_platform(platform))
     _refuse(check_commands(COMMANDS))
     _refuse(check_socket_paths(slot))

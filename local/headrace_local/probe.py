@@ -1,4 +1,4 @@
-"""Asks a process of the slot whether it serves: one small request on loopback, no client library, no retry."""
+"""Small HTTP requests on loopback to check that a process of the slot serves. No client library, no retries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 def tls(pki: Pki, pair: KeyPair | None = None, *, etcd: bool = False) -> ssl.SSLContext:
-    """A context that trusts the slot's authority (or etcd's) and shows `pair`."""
+    """A context that trusts the slot's authority (or etcd's) and presents the certificate `pair`."""
     context = ssl.create_default_context(cafile=str((pki.etcd_ca if etcd else pki.ca).cert))
     if pair is not None:
         context.load_cert_chain(pair.cert, pair.key)
@@ -46,7 +46,7 @@ def answers(url: str, context: ssl.SSLContext | None = None) -> bool:
 
 
 def get_json(url: str, context: ssl.SSLContext | None = None) -> dict[str, Any] | None:
-    """The JSON object that a GET returns, or None if there is none."""
+    """The JSON object that a GET returns; None for another status than 200 or another kind of value."""
     status, body = get(url, context)
     if status != 200:
         return None

@@ -1,7 +1,7 @@
-"""Processes that outlive the command that starts them: started with a log and a record, stopped by that record.
+"""Processes that outlive the command that starts them. Each has a log, and a record by which it is stopped.
 
 A record holds the process's start time beside its pid, and signals go through a pidfd that is opened before the start
-time is compared: a pid that the kernel has given to somebody else meanwhile is never signalled.
+time is compared: another process that has got the pid meanwhile is never signalled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from headrace_local.errors import LocalError
 from headrace_local.layout import Slot
-from headrace_local.runtime.inner.lives import life_of
+from headrace_local.process_id import ProcessId, boot_id
 
 #: In the environment of every process of a slot, and so of its children: how `down` finds what a kill -9 left behind.
 STATE_MARKER = "HEADRACE_LOCAL_STATE"
@@ -29,16 +28,16 @@ _RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, 
 
 
 class ProcessError(LocalError):
-    """A process ended before it was ready, or was not ready in time; carries the end of its log."""
+    """A process ended before it was ready, or was not ready in time. `detail` is the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to start, and how to know that it serves.
+    """What to start, and how to tell that it serves.
 
-    `ready` asks the real thing (a health port, a file it writes) and returns at once; `ready_seconds` is how long that
-    may take; `grace_seconds` is how long it may take to end after SIGTERM. `prefix` is a command that runs the rest
-    (`nsenter ... --`) in place of itself.
+    `ready` checks the process itself (a health port, a file it writes) and returns at once. It has `ready_seconds` to
+    become ready and `grace_seconds` to end after SIGTERM. `prefix` is a command that executes the rest of its command
+    line in place of itself (`nsenter ... --`).
     """
 
     name: str
@@ -51,65 +50,11 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """One process for all time: pids are used again, (boot, pid, start time) is not. `start_ticks` is since boot."""
-
-    pid: int
-    start_ticks: int
-    boot_id: str
-
-    @classmethod
-    def of(cls, pid: int) -> Identity | None:
-        """The process that has this pid now, or None if there is none (a zombie counts as none)."""
-        ended, start = life_of(pid) or (True, 0)
-        return None if ended else cls(pid, start, _boot_id())
-
-    def alive(self) -> bool:
-        """Whether that very process still runs."""
-        ended, start = life_of(self.pid) or (True, -1)
-        if start != self.start_ticks or self.boot_id != _boot_id():
-            return False
-        if ended:
-            _reap(self.pid)
-        return not ended
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until it has ended, at most `seconds`; whether it has."""
-        with self._pidfd() as descriptor:
-            if descriptor is None:
-                return True
-            poller = select.poll()
-            poller.register(descriptor, select.POLLIN)
-            poller.poll(max(0, int(seconds * 1000)))
-        return not self.alive()
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to it; nothing happens if it has ended."""
-        with self._pidfd() as descriptor:
-            if descriptor is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(descriptor, number)
-
-    @contextlib.contextmanager
-    def _pidfd(self) -> Iterator[int | None]:
-        """A descriptor of this very process, or None: opened first, compared after, so it can't be another's."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except (ProcessLookupError, OSError):
-            yield None
-            return
-        try:
-            yield descriptor if self.alive() else None
-        finally:
-            os.close(descriptor)
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
-    """What is written down about a started process."""
+    """What is on disk about a started process, enough to stop it."""
 
     name: str
-    identity: Identity
+    identity: ProcessId
     argv: tuple[str, ...]
     grace_seconds: float
 
@@ -127,7 +72,7 @@ class Record:
     def load(cls, text: str) -> Record:
         """Read what `dump` wrote; ValueError or KeyError if it is something else."""
         data = json.loads(text)
-        identity = Identity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+        identity = ProcessId(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
         return cls(str(data["name"]), identity, tuple(data["argv"]), float(data["grace_seconds"]))
 
 
@@ -138,7 +83,7 @@ class Processes:
         self._slot = slot
 
     def start(self, spec: ProcessSpec) -> Record:
-        """Start it and wait until it is ready. ProcessError (it is stopped then) if it ends or is too slow."""
+        """Start it and wait until it is ready. If it ends or is too slow, it is stopped and ProcessError raised."""
         record = self._spawn(spec)
         try:
             self._wait_ready(spec, record.identity)
@@ -148,7 +93,7 @@ class Processes:
         return record
 
     def records(self) -> list[Record]:
-        """Every record on disk, in the order of their start. One that can't be read counts as absent."""
+        """Every record on disk, in the order of starting. Unreadable ones are left out."""
         found = []
         for path in self._slot.pids_dir.glob("*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -156,25 +101,25 @@ class Processes:
         return sorted(found, key=lambda record: (record.identity.start_ticks, record.identity.pid))
 
     def alive(self) -> dict[str, Record]:
-        """The processes that run now, by name."""
+        """The records of running processes, by name."""
         return {record.name: record for record in self.records() if record.identity.alive()}
 
     def stop(self, record: Record) -> None:
-        """SIGTERM, wait for its grace, SIGKILL; forget the record. LocalError if even that does not end it."""
+        """SIGTERM, SIGKILL after its grace period, then delete the record. LocalError if it does not end."""
         identity = record.identity
         identity.send(signal.SIGTERM)
         if not identity.wait(record.grace_seconds):
             identity.send(signal.SIGKILL)
             if not identity.wait(KILL_SECONDS):
                 raise LocalError(
-                    f"{record.name} (pid {identity.pid}) does not end, not even by SIGKILL.",
-                    why="It waits in the kernel, as a rule on a mount or a disk that does not answer.",
+                    f"{record.name} (pid {identity.pid}) does not end, even after SIGKILL.",
+                    why="It is stuck in the kernel, usually waiting for a mount or a disk that does not answer.",
                     todo=f"Look at /proc/{identity.pid}/stack, then run the command again.",
                 )
         self._slot.pid_file(record.name).unlink(missing_ok=True)
 
     def stop_all(self, *, but: Collection[str] = ()) -> None:
-        """Stop all that run, the newest first; leave those whose names are in `but`."""
+        """Stop all running processes, newest first, except those named in `but`."""
         for record in reversed(self.records()):
             if record.name not in but:
                 self.stop(record)
@@ -186,12 +131,14 @@ class Processes:
         argv = [*spec.prefix, *spec.argv]
         environment = {**os.environ, **spec.env, STATE_MARKER: str(slot.state_dir)}
         pid = _spawn_detached(argv, environment, slot.log_file(spec.name))
-        identity = Identity.of(pid) or Identity(pid, 0, _boot_id())  # 0: it has ended already, nothing equals it
+        identity = ProcessId.of(pid) or ProcessId(
+            pid, 0, boot_id()
+        )  # it has ended already; no process has start time 0
         record = Record(spec.name, identity, tuple(argv), spec.grace_seconds)
         slot.pid_file(spec.name).write_text(record.dump())
         return record
 
-    def _wait_ready(self, spec: ProcessSpec, identity: Identity) -> None:
+    def _wait_ready(self, spec: ProcessSpec, identity: ProcessId) -> None:
         deadline = time.monotonic() + spec.ready_seconds
         log = self._slot.log_file(spec.name)
         while not spec.ready():
@@ -200,19 +147,19 @@ class Processes:
                     f"{spec.name} ended before it was ready.",
                     why=f"The end of its log, {log}:",
                     detail=log_tail(log) or "(the log is empty)",
-                    todo="Put right what the log names, then run `headrace local up` again.",
+                    todo="Fix what the log complains about, then run `headrace local up` again.",
                 )
             if time.monotonic() > deadline:
                 raise ProcessError(
                     f"{spec.name} was not ready within {spec.ready_seconds:.0f} s.",
-                    why=f"It still runs. The end of its log, {log}:",
+                    why=f"It is still running. The end of its log, {log}:",
                     detail=log_tail(log) or "(the log is empty)",
-                    todo="A loaded machine may just need longer: try again; otherwise the log says what it waits for.",
+                    todo="A busy machine may just need longer: try again. Otherwise the log says what is missing.",
                 )
 
 
 def log_tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, without reading the whole of it; empty if there is none."""
+    """The last lines of a log file, empty if there is none. Reads only the end of the file."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -223,24 +170,24 @@ def log_tail(path: Path, lines: int = TAIL_LINES) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def marked_processes(state_dir: Path) -> list[Identity]:
-    """Every process of this machine that was started for the slot in `state_dir`, or by one that was.
+def marked_processes(state_dir: Path) -> list[ProcessId]:
+    """Every process of this machine started for the slot in `state_dir`, or by such a process.
 
-    Known by the marker in its environment, or because its own root is an overlay whose upper layer lies in `state_dir`
-    (a container whose environment was cleared). Processes of other users that we may not look at are left out.
+    It has the marker in its environment, or its root is an overlay whose upper layer lies in `state_dir` (a container
+    whose environment was cleared). Processes of other users that we may not inspect are left out.
     """
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         if any(_has_marker(thread, state_dir) or _has_root_in(thread, state_dir) for thread in _threads(entry)):
-            identity = Identity.of(int(entry.name))
+            identity = ProcessId.of(int(entry.name))
             if identity is not None:
                 found.append(identity)
     return found
 
 
-def command_of(identity: Identity) -> str:
+def command_of(identity: ProcessId) -> str:
     """The command line of the process, for messages; empty when it has ended."""
     try:
         raw = Path(f"/proc/{identity.pid}/cmdline").read_bytes()
@@ -250,7 +197,7 @@ def command_of(identity: Identity) -> str:
 
 
 def _threads(entry: Path) -> Iterator[Path]:
-    """Where /proc shows what a process was started with: at its other threads if its first has ended."""
+    """The /proc folders that show a process's environment: those of its other threads if the first has ended."""
     yield entry
     with contextlib.suppress(OSError):
         if (entry / "statm").read_text().startswith("0 "):
@@ -274,7 +221,7 @@ def _has_root_in(entry: Path, state_dir: Path) -> bool:
 
 
 def _spawn_detached(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-    """Start argv in a session of its own, stdin empty, stdout and stderr into `log`; return its pid."""
+    """Start argv in its own session, with empty stdin and output to `log`; return its pid. ProcessError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -295,15 +242,5 @@ def _spawn_detached(argv: Sequence[str], environment: Mapping[str, str], log: Pa
         raise ProcessError(
             f"{argv[0]} can't be started.",
             why=str(error),
-            todo="See that the file is there and executable (`headrace local binaries` lists them).",
+            todo="Check that the file exists and is executable (`headrace local binaries` lists them).",
         ) from error
-
-
-def _reap(pid: int) -> None:
-    """Collect a dead child of ours; of a dead child of somebody else we only take notice."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

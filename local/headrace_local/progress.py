@@ -1,4 +1,4 @@
-"""Steps that a person watches: a spinner with the time while one runs, one line with its time when it has ended."""
+"""Progress display: a spinner with the time while a step runs, one line with its duration when it has ended."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class ProgressStep(Protocol):
     """A step under way."""
 
     def detail(self, text: str) -> None:
-        """Say how far it is; replaces what was said before."""
+        """Show how far it is, in place of the text shown before."""
 
 
 class Steps(Protocol):
-    """Where steps are shown."""
+    """A display of steps."""
 
     def step(self, title: str) -> AbstractContextManager[ProgressStep]:
-        """Show a step while the `with` block runs; it failed if the block raises."""
+        """Show a step while the `with` block runs; as failed if the block raises."""
 
     def note(self, text: str) -> None:
-        """Say one thing that is not a step."""
+        """Show one line that is not a step."""
 
 
 class QuietSteps:
@@ -39,18 +39,18 @@ class QuietSteps:
         yield _Silent()
 
     def note(self, text: str) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
 
 class RichSteps:
-    """Shows steps on a console; without a terminal only the line at a step's end."""
+    """Shows steps on a console. Without a terminal it prints only the line at the end of each step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[ProgressStep]:
-        """Spinner, title, detail and elapsed time while the block runs; then a line that stays."""
+        """Show spinner, title, detail and elapsed time while the block runs, then a line that stays."""
         started = time.monotonic()
         columns = (
             SpinnerColumn(),
@@ -77,7 +77,7 @@ class RichSteps:
 
 class _Silent:
     def detail(self, text: str) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
 
 class _Shown:

@@ -1,6 +1,6 @@
 """Prometheus: its configuration (pure) and its command line.
 
-It finds pods by Kubernetes discovery under its own user, and scrapes those labelled as ours on their port `http`.
+It finds pods by Kubernetes discovery with its own user, and scrapes the pods managed by headrace on their port `http`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETENTION = "12h"
 JOB = "headrace-pods"
 
 _POD_LABEL = "__meta_kubernetes_pod_label_"
-#: target label <- where it is from; `namespace`, `pod`, `service`, ... are what every query of operator and tuner uses.
+#: Target label: source label. Every query of operator and tuner uses these target labels.
 _RELABELS = {
     "namespace": "__meta_kubernetes_namespace",
     "pod": "__meta_kubernetes_pod_name",
@@ -34,7 +34,7 @@ _RELABELS = {
 
 
 def configuration(kubeconfig: Path) -> dict[str, Any]:
-    """The whole of prometheus.yml as a document."""
+    """The content of prometheus.yml."""
     return {
         "global": {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL, "evaluation_interval": "5s"},
         "scrape_configs": [
@@ -54,13 +54,13 @@ def configuration(kubeconfig: Path) -> dict[str, Any]:
 
 
 def rbac() -> list[dict[str, Any]]:
-    """What Prometheus' user may do: find pods."""
+    """Role of Prometheus' user: it may list and watch pods."""
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     return user_role(PROMETHEUS_USER, rules)
 
 
 def user_role(user: str, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A ClusterRole and its binding, both named like the user that gets it."""
+    """A ClusterRole and its binding to `user`, both named after it."""
     group = "rbac.authorization.k8s.io"
     return [
         {"apiVersion": f"{group}/v1", "kind": "ClusterRole", "metadata": {"name": user}, "rules": rules},
@@ -75,7 +75,7 @@ def user_role(user: str, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def prometheus_spec(slot: Slot, pki: Pki, binaries: Binaries) -> ProcessSpec:
-    """Write prometheus.yml and say how Prometheus is started."""
+    """Write prometheus.yml; return how to start Prometheus."""
     slot.prometheus_dir.mkdir(parents=True, exist_ok=True)
     config = slot.prometheus_dir / "prometheus.yml"
     config.write_text(yaml.safe_dump(configuration(pki.prometheus_kubeconfig), sort_keys=False))

@@ -1,7 +1,7 @@
 """Makes ClusterIPs work without iptables: `python -m headrace_local.service_proxy --slot N`.
 
-Services of the embedded cluster have loopback addresses, which this process listens on, passing connections to ready
-pods. It reads Services and pods itself, because EndpointSlices refuse the loopback addresses of our pods.
+Services of the embedded cluster have loopback addresses. This process listens on them and passes connections on to
+ready pods. It reads Services and pods itself, because EndpointSlices refuse the loopback addresses of our pods.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Cluster:
-    """What the watches have shown so far: the objects of one kind each, by namespace and name."""
+    """Services and pods as seen by the watches: for each kind, objects by (namespace, name)."""
 
     def __init__(self) -> None:
         self.objects: dict[ApiResource, dict[tuple[str, str], dict[str, Any]]] = {SERVICES: {}, PODS: {}}
@@ -54,7 +54,7 @@ class Cluster:
 
     @property
     def complete(self) -> bool:
-        """Whether both kinds were listed once: before that, a Service may only seem to have no pods."""
+        """Whether both kinds have been listed. Before that, a Service may seem to have no pods."""
         return self.synced == set(self.objects)
 
 

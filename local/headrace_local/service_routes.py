@@ -1,4 +1,4 @@
-"""Which addresses the Services have and which pods stand behind them (pure)."""
+"""Addresses of Services, and the pods behind them (pure)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def routes(
 ) -> Routes:
     """ClusterIP and port of each Service -> the ready pods' addresses and target ports, in the order of their names.
 
-    A Service without a ready pod has an empty tuple. Left out: headless and external Services, those without a
-    selector, ports other than TCP. `default/kubernetes` leads to the API server.
+    A Service without a ready pod gets an empty tuple. Left out are headless and external Services, those without a
+    selector, and ports other than TCP. `default/kubernetes` leads to the API server.
     """
     by_namespace: dict[str, list[Mapping[str, Any]]] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):

@@ -1,4 +1,4 @@
-"""What our own node processes have in common: logging to stderr, a ready file, a clean end on SIGTERM."""
+"""Shared by our own node processes: logging to stderr, a ready file, a clean end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """One line per message, with the time."""
+    """Log one line per message to stderr, with the time."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 @contextmanager
 def ready(path: Path) -> Iterator[None]:
-    """The ready file is there while the process serves."""
+    """Keep the ready file in place while the block runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     try:
@@ -27,7 +27,7 @@ def ready(path: Path) -> Iterator[None]:
 
 
 def ready_until_stopped(path: Path) -> None:
-    """Say that the process serves, and wait for SIGTERM or SIGINT."""
+    """Create the ready file and wait for SIGTERM or SIGINT."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

@@ -327,7 +327,7 @@ def test_images(runtime: Runtime):
     assert runtime.call("PullImage", image=pb.ImageSpec(image="headrace/tuner:dev")).image_ref.startswith("sha256:")
     assert runtime.call("ImageStatus", image=pb.ImageSpec(image="headrace/tuner:dev")).image.uid.value == 65532
     assert not runtime.call("ImageStatus", image=pb.ImageSpec(image="busybox")).HasField("image")
-    with pytest.raises(grpc.RpcError, match="runs only images that are this machine"):
+    with pytest.raises(grpc.RpcError, match="runs only images that stand for this machine"):
         runtime.call("PullImage", image=pb.ImageSpec(image="busybox"))
     assert Path(runtime.call("ImageFsInfo").image_filesystems[0].fs_id.mountpoint).is_mount()
 

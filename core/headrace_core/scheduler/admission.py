@@ -9,12 +9,12 @@ from headrace_core.scheduler.events import Rejected, RejectReason, Request
 from headrace_core.scheduler.policies import Batching
 from headrace_core.scheduler.state import SchedulerState
 
-MAX_PRIORITY = 2**53  # beyond, adding an age changes nothing
-RETRY_BOUNDS = (0.5, 60.0)  # seconds; a client that comes back sooner only adds load, one told later gives up
+MAX_PRIORITY = 2**53  # beyond this, adding an age is lost in rounding
+RETRY_BOUNDS = (0.5, 60.0)  # seconds: sooner would only add load, and after a longer wait clients give up
 
 
 class FinishRate:
-    """How fast requests end, from the last few that did: what a Retry-After is computed from."""
+    """How fast requests end, from the last `window` that did. The base of Retry-After."""
 
     def __init__(self, window: int = 64) -> None:
         self._times: deque[float] = deque(maxlen=window)
@@ -28,7 +28,7 @@ class FinishRate:
         self._times.clear()
 
     def seconds_for(self, requests: float, *, now: float) -> float:
-        """Until that many more end, within `RETRY_BOUNDS`; up to `now`, so that a stall makes it longer."""
+        """Expected seconds until `requests` more end, within `RETRY_BOUNDS`. A stall up to `now` makes it longer."""
         low, high = RETRY_BOUNDS
         if len(self._times) < 2 or now <= self._times[0]:
             return 1.0
@@ -36,8 +36,8 @@ class FinishRate:
         return min(high, max(low, requests * pace))
 
 
-def check_call(request: Request, ledger: SchedulerState) -> None:
-    """Raise `ValueError` for what the driver must have checked."""
+def check_call(request: Request, state: SchedulerState) -> None:
+    """Raise `ValueError` for mistakes of the driver, as opposed to those of a client."""
     name = f"request {request.request_id!r}"
     if request.max_tokens < 1:
         raise ValueError(f"{name}: max_tokens must be at least 1, got {request.max_tokens}")
@@ -45,7 +45,7 @@ def check_call(request: Request, ledger: SchedulerState) -> None:
         raise ValueError(f"{name}: arrival must be a time, got {request.arrival}")
     if abs(request.priority) > MAX_PRIORITY:
         raise ValueError(f"{name}: priority must be within {MAX_PRIORITY} of 0, got {request.priority}")
-    sibling = ledger.live.get(request.fork_of) if request.fork_of is not None else None
+    sibling = state.live.get(request.fork_of) if request.fork_of is not None else None
     if sibling is None:
         return
     other = sibling.request
@@ -54,13 +54,13 @@ def check_call(request: Request, ledger: SchedulerState) -> None:
 
 
 def check(
-    request: Request, ledger: SchedulerState, *, max_model_len: int, rate: FinishRate, now: float
+    request: Request, state: SchedulerState, *, max_model_len: int, rate: FinishRate, now: float
 ) -> Rejected | None:
     """Why `request` may not join the queue, or None."""
-    impossible = _never(request, ledger, max_model_len)
+    impossible = _never(request, state, max_model_len)
     if impossible is not None:
         return Rejected(request.request_id, *impossible)
-    full = _queue_full(request, ledger)
+    full = _queue_full(request, state)
     if full is None:
         return None
     message, excess = full
@@ -68,31 +68,31 @@ def check(
     return Rejected(request.request_id, RejectReason.QUEUE_FULL, f"{message}; try again in {wait:.1f} s", wait)
 
 
-def _never(request: Request, ledger: SchedulerState, max_model_len: int) -> tuple[RejectReason, str] | None:
+def _never(request: Request, state: SchedulerState, max_model_len: int) -> tuple[RejectReason, str] | None:
     prompt, output = len(request.prompt_token_ids), request.max_tokens
     if prompt == 0:
         return RejectReason.EMPTY_PROMPT, "the prompt has 0 tokens, at least 1 is needed"
-    if request.request_id in ledger.live:
+    if request.request_id in state.live:
         return RejectReason.DUPLICATE_ID, f"request id {request.request_id!r} is in use by 1 request that has not ended"
     if prompt + output > max_model_len:
         return RejectReason.TOO_LONG, (
             f"prompt of {prompt} tokens plus max_tokens {output} is {prompt + output}, more than max_model_len "
-            f"{max_model_len}: {_what_fits(prompt, min(max_model_len, _capacity(ledger)))}"
+            f"{max_model_len}: {_what_fits(prompt, min(max_model_len, _capacity(state)))}"
         )
-    if prompt + output > _capacity(ledger):
-        pool = ledger.pool
+    if prompt + output > _capacity(state):
+        pool = state.pool
         needed = pool.blocks_for(prompt + output - 1)
         return RejectReason.NEVER_FITS, (
             f"prompt of {prompt} tokens plus max_tokens {output} needs {needed} KV blocks of {pool.block_size} tokens, "
-            f"the whole cache has {pool.total}: {_what_fits(prompt, _capacity(ledger))}, or give the engine more KV "
+            f"the whole cache has {pool.total}: {_what_fits(prompt, _capacity(state))}, or give the engine more KV "
             f"memory"
         )
     return None
 
 
-def _capacity(ledger: SchedulerState) -> int:
-    """Prompt plus output of a request that has the whole cache: the last token is never fed back."""
-    return ledger.pool.total * ledger.pool.block_size + 1
+def _capacity(state: SchedulerState) -> int:
+    """Longest prompt plus output that fits: one more than there are positions, as the last token is never fed back."""
+    return state.pool.total * state.pool.block_size + 1
 
 
 def _what_fits(prompt: int, limit: int) -> str:
@@ -101,16 +101,16 @@ def _what_fits(prompt: int, limit: int) -> str:
     return f"shorten the prompt, at most {limit - 1} tokens and max_tokens 1 fit"
 
 
-def _queue_full(request: Request, ledger: SchedulerState) -> tuple[str, float] | None:
-    """Message, and how many requests must end first."""
-    config, waiting = ledger.config, ledger.waiting
-    places = _free_places(ledger)
+def _queue_full(request: Request, state: SchedulerState) -> tuple[str, float] | None:
+    """Why the queue is full, and how many requests must end first; None if it is not."""
+    config, waiting = state.config, state.waiting
+    places = _free_places(state)
     if len(waiting) >= config.max_queue_len + places:
         excess = len(waiting) + 1 - config.max_queue_len - places
         return f"{len(waiting)} requests wait, max_queue_len is {config.max_queue_len}", excess
     limit = config.max_queue_tokens
-    # A fork has nothing to prefill while its sibling will.
-    prompt = 0 if ledger.sibling_of(request) is not None else len(request.prompt_token_ids)
+    # A fork has nothing to prefill: its sibling does it.
+    prompt = 0 if state.sibling_of(request) is not None else len(request.prompt_token_ids)
     # A queue with nothing to prefill takes any prompt: waiting would not make it shorter.
     if limit is None or not waiting.tokens or waiting.tokens + prompt <= limit:
         return None
@@ -119,8 +119,8 @@ def _queue_full(request: Request, ledger: SchedulerState) -> tuple[str, float] |
     return message, (waiting.tokens + prompt - limit) / mean
 
 
-def _free_places(ledger: SchedulerState) -> int:
-    """Places in the batch that the next step could fill: who waits for those does not wait long."""
-    if ledger.config.batching == Batching.STATIC and ledger.running:
+def _free_places(state: SchedulerState) -> int:
+    """Places in the batch that the next step could fill. Requests that wait only for those do not count as queued."""
+    if state.config.batching == Batching.STATIC and state.running:
         return 0
-    return max(0, ledger.config.max_num_seqs - len(ledger.running))
+    return max(0, state.config.max_num_seqs - len(state.running))

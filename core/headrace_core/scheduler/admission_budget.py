@@ -1,8 +1,9 @@
-"""What memory one step may promise to newcomers.
+"""How much memory one step may promise to newcomers.
 
-A newcomer is let in only if its whole target, and one more block for each running sequence, fits in what is free
-beyond what running prefills are still owed (rule 1 of `planning`), and if the peak that is expected of it and of all
-that run fits in the pool. The second is a forecast and may fail, which costs an eviction; the first never does.
+A newcomer is admitted only if its whole target, and one more block for each running sequence, fits in what is free
+beyond what running prefills are still owed (rule 1 of `planning`), and if the expected peak of all running
+sequences and the newcomer fits in the pool. The second is a forecast: when it is wrong, that costs an eviction. The
+first is exact.
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ from headrace_core.trace.explain import WaitCause
 class AdmissionBudget:
     """Memory as one step's admission sees it. Made after the step's decodes have their blocks."""
 
-    def __init__(self, ledger: SchedulerState) -> None:
-        self._ledger = ledger
-        self._slack = ledger.pool.free - ledger.owed_to_prefills()  # the growth of prefills leaves it as it is
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._slack = state.pool.free - state.owed_to_prefills()  # unchanged when prefills grow
         self._loads: list[tuple[int, int]] | None = None
         self._growth = 0
 
     def obstacle(self, seq: Sequence, blocks: int) -> WaitCause | None:
         """Why `seq`, whose prefill takes `blocks` free ones, may not start; None if it may."""
-        running = len(self._ledger.running)
+        running = len(self._state.running)
         if blocks + running > self._slack:
             return WaitCause.KV_BLOCKS
-        # With nothing running rule 1 alone decides: whatever was accepted can run alone.
+        # With nothing running, rule 1 alone decides: every accepted request can run alone.
         return WaitCause.KV_PEAK if running and self._peak_exceeds(seq, blocks) else None
 
     def take(self, seq: Sequence, blocks: int) -> None:
-        """`seq` starts."""
+        """Take the memory of `seq`, whose prefill takes `blocks` free ones, out of the budget."""
         self._slack -= blocks
         if self._loads is not None:
             self._add(self._loads, seq)
 
     def _peak_exceeds(self, seq: Sequence, blocks: int) -> bool:
-        pool = self._ledger.pool
+        pool = self._state.pool
         if self._loads is None:
             self._loads = []
-            for other in self._ledger.running.values():
+            for other in self._state.running.values():
                 self._add(self._loads, other)
         distinct = pool.total - self._slack + blocks
         own = self._load(seq)
         if distinct + pool.blocks_for(self._growth + own[0]) <= pool.total:
-            return False  # even if nobody ended before all have grown
+            return False  # fits even if none ended before all have grown
         return peak_blocks([*self._loads, own], distinct=distinct, block_size=pool.block_size) > pool.total
 
     def _add(self, loads: list[tuple[int, int]], seq: Sequence) -> None:
@@ -54,7 +55,7 @@ class AdmissionBudget:
         self._growth += load[0]
 
     def _load(self, seq: Sequence) -> tuple[int, int]:
-        """(positions to be written after what its blocks cover, blocks that it has or is owed)."""
-        left = self._ledger.predictor.remaining(seq.num_output_tokens, seq.request.max_tokens)
-        blocks = len(seq.blocks) if seq.phase is SequencePhase.DECODE else self._ledger.pool.blocks_for(seq.target)
+        """(positions still to be written beyond its blocks, blocks that it has or is owed)."""
+        left = self._state.predictor.remaining(seq.num_output_tokens, seq.request.max_tokens)
+        blocks = len(seq.blocks) if seq.phase is SequencePhase.DECODE else self._state.pool.blocks_for(seq.target)
         return left - 1, blocks  # the last token is never fed back

@@ -1,8 +1,8 @@
-"""KV blocks as integers: how many hold each one, and which are free. Nothing here knows tensors.
+"""KV blocks as integers: how many sequences hold each one, and which are free. Knows nothing of tensors.
 
 Block 0 is the target of padding writes and is never handed out. A free block is empty, or kept: its content is known
 to the prefix cache, and may be shared again until the block is handed out for something else. Empty blocks are handed
-out first, then of the kept ones the one that was given back longest ago.
+out first, then kept ones, the one that has been free longest first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 class BlockPool:
     """A pool of `num_blocks` blocks, block 0 included. Allocation is all or nothing, and deterministic.
 
-    `on_reuse` is told each kept block that is handed out: its content is about to be lost.
+    `on_reuse` is called with each kept block that is handed out: its content is about to be lost.
     """
 
     __slots__ = ("_empty", "_holders", "_kept", "_known", "block_size", "num_blocks", "on_reuse")
@@ -40,12 +40,12 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that no sequence holds."""
         return len(self._empty) + len(self._kept)
 
     @property
     def used(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks held by at least one sequence."""
         return self.total - self.free
 
     @property
@@ -54,11 +54,11 @@ class BlockPool:
         return len(self._kept)
 
     def blocks_for(self, positions: int) -> int:
-        """Blocks that hold `positions` tokens."""
+        """Number of blocks needed for `positions` tokens."""
         return -(-positions // self.block_size)
 
     def allocate(self, count: int) -> tuple[int, ...] | None:
-        """`count` blocks with one holder each, or None and nothing changed where fewer are free."""
+        """`count` blocks with one holder each; None, with nothing changed, if fewer are free."""
         if count < 0:
             raise ValueError(f"cannot allocate {count} blocks")
         if count > self.free:
@@ -76,9 +76,9 @@ class BlockPool:
             self._holders[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One holder less for each. Raises `ValueError`, and changes nothing, if one is not held.
+        """One holder fewer for each. Raises `ValueError`, and changes nothing, if one is not held.
 
-        Goes from last to first: where blocks are in the order of positions, a sequence's tail is reused before its
+        Releases from last to first: with blocks in the order of positions, a sequence's tail is reused before its
         head, which more requests have in common.
         """
         returned = tuple(blocks)
@@ -92,22 +92,22 @@ class BlockPool:
     def keep(self, block: int) -> None:
         """The content of a held block is known from now on: once free, the block is kept."""
         if not self.is_taken(block):
-            raise ValueError(f"block {block} is not held: nobody can know its content")
+            raise ValueError(f"block {block} is not held, so its content cannot be known")
         self._known[block] = 1
 
     def forget(self, block: int) -> None:
-        """The content of `block` is not to be used again."""
+        """Mark the content of `block` as not to be used again; if it is free, it becomes empty."""
         self._known[block] = 0
         if block in self._kept:
             del self._kept[block]
             self._empty.append(block)
 
     def holders(self, block: int) -> int:
-        """How many hold `block`."""
+        """How many sequences hold `block`."""
         return self._holders[block]
 
     def is_taken(self, block: int) -> bool:
-        """Whether somebody holds `block`."""
+        """Whether any sequence holds `block`."""
         return 0 < block < self.num_blocks and self._holders[block] > 0
 
     def is_known(self, block: int) -> bool:

@@ -1,4 +1,4 @@
-"""Values that pass between the scheduler and whoever drives it (engine loop, simulator, replay).
+"""Values that pass between the scheduler and its driver (engine loop, simulator, replay).
 
 request -> `Scheduler.submit` -> `StepPlan` -> runner -> `StepResult` -> `Scheduler.commit` -> outcomes.
 Everything is frozen; times are seconds on the driver's monotonic clock.
@@ -34,12 +34,12 @@ class RejectReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the scheduler knows of a request. `stop_token_ids` is empty where EOS is ignored.
+    """A request as the scheduler sees it. `stop_token_ids` is empty if EOS is ignored.
 
-    `cache_salt` keeps KV blocks apart that must not be shared (an adapter and its version, a tenant); with
-    `reads_cache` false every prompt position is computed, as prompt logprobs need, also by a fork. `fork_of` names a
-    live request with the same prompt and salt: its prefill, where it comes in time, gives this one's first token too,
-    and both share its blocks. A name that is not live is ignored.
+    Requests with different `cache_salt` never share KV blocks (an adapter and its version, a tenant). With
+    `reads_cache` false every prompt position is computed, even by a fork, as prompt logprobs require. `fork_of` names a
+    live request with the same prompt and salt: if it has not finished its prefill, this request takes its first token
+    from that prefill and shares its blocks. An id that is not live is ignored.
     """
 
     request_id: str
@@ -58,7 +58,7 @@ class ScheduledSeq:
     """One sequence's share of a step: rows for positions `start .. start + len(token_ids) - 1`.
 
     `block_table` covers positions `0 .. start + len(token_ids) - 1`: position p lives in block
-    `block_table[p // block_size]` at offset `p % block_size`. `samples`: the last row's logits give a token.
+    `block_table[p // block_size]` at offset `p % block_size`. With `samples`, the last row's logits give a token.
     With `fork_of` the sequence has no rows of its own: its first token is sampled from the last row of that sequence,
     which samples in the same step and comes before it; `start` is then the number of prompt tokens.
     """
@@ -81,8 +81,8 @@ class ScheduledSeq:
 class StepPlan:
     """One step. Decodes come first, in stable order, then prefill chunks.
 
-    `copies` are (source block, target block), to be copied in all layers before the forward: a sequence is about to
-    write to a block that it shares.
+    `copies` are pairs (source block, target block), to be copied in all layers before the forward because a sequence
+    is about to write to a block that it shares.
     """
 
     step: int
@@ -124,7 +124,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The request was not queued; `message` says why with both numbers, `retry_after` in seconds if it may help."""
+    """The request was not queued.
+
+    `message` gives the limit and the request's value. `retry_after` is in seconds, None if retrying is useless.
+    """
 
     request_id: str
     reason: RejectReason
@@ -134,9 +137,9 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request left the queue: its first chunk was planned at `at`, seconds, behind `cached_tokens` cache hits.
+    """The request left the queue: its first chunk was planned at `at`, after `cached_tokens` tokens from the cache.
 
-    Of a fork, which computes none of its prompt, `cached_tokens` is the whole prompt.
+    For a fork, which computes none of its prompt, `cached_tokens` is the whole prompt.
     """
 
     request_id: str
@@ -157,7 +160,7 @@ class Token:
 class Preempted:
     """The request lost its blocks and waits at the front of the queue; at most `recompute` tokens must run again.
 
-    What the prefix cache still has when the request comes back need not.
+    Fewer, if the prefix cache still has some of them when the request starts again.
     """
 
     request_id: str
@@ -186,7 +189,7 @@ class Reconfigured:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRefused:
-    """Nothing changed; every reason is listed."""
+    """Nothing changed. `problems` lists every reason."""
 
     problems: tuple[ConfigProblem, ...]
 
@@ -206,7 +209,7 @@ class SchedulerStats:
     tokens_prefill: int
     tokens_decode: int
     tokens_recomputed: int
-    tokens_discarded: int = 0  # computed for requests that were aborted or failed, and not recomputed
+    tokens_discarded: int = 0  # computed once for requests that were aborted or failed
     cache_queries: int = 0  # prompt tokens looked up in the prefix cache, once for each request
     cache_hits: int = 0  # of these, tokens that were found
     blocks_cached: int = 0  # free blocks whose content can still be hit

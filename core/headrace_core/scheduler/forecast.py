@@ -1,4 +1,4 @@
-"""How much output is still to come, and how many KV blocks a batch will need at its peak. Arithmetic only."""
+"""Forecasts: how much output is still to come, and how many KV blocks a batch will need at its peak."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import accumulate
 
-PRIOR = 128  # output tokens expected of a request as long as nothing was seen
+PRIOR = 128  # output tokens expected of a request before any has ended
 
 
 class OutputPredictor:
     """Expected output length, from the last `window` requests that ended by themselves.
 
-    What is known of a request is how much it has generated: its length is expected as the mean of those that were
-    longer. Where none was, as much again as it has generated, and `PRIOR` at least.
+    All that is known of a running request is how much it has generated, so the forecast is the mean length of those
+    that were longer. If none was, it is as much again as the request has generated, and at least `PRIOR`.
     """
 
     def __init__(self, window: int = 512) -> None:
@@ -31,7 +31,7 @@ class OutputPredictor:
         self._tails = None
 
     def remaining(self, generated: int, max_tokens: int) -> int:
-        """Tokens to come of a request that generated `generated` and may generate `max_tokens`; at least 1."""
+        """Tokens still expected of a request that has generated `generated` of at most `max_tokens`; at least 1."""
         longer = len(self._sorted) - bisect_right(self._sorted, generated)
         expected = self._mean_of_longest(longer) - generated if longer else max(PRIOR, generated)
         return max(1, min(expected, max_tokens - generated))
@@ -43,10 +43,11 @@ class OutputPredictor:
 
 
 def peak_blocks(loads: Iterable[tuple[int, int]], *, distinct: int, block_size: int) -> int:
-    """Most blocks held at once by sequences of (tokens still to be written, blocks held), by LightLLM's rule.
+    """Most blocks held at once by sequences given as (tokens still to be written, blocks held); LightLLM's rule.
 
-    They end in the order of what remains, so the i longest go on together until the i-th ends: what they hold, and i
-    times its remainder. Blocks are held by several at times: `distinct` is how many there are now.
+    Sequences end in the order of what remains of them. So the i with the most left run together until the i-th ends,
+    and then hold what they hold now plus i times its remainder. Several sequences may share a block: `distinct` counts
+    the blocks held now, each once.
     """
     held = peak = 0
     for count, (tokens, blocks) in enumerate(sorted(loads, reverse=True), 1):

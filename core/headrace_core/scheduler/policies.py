@@ -1,4 +1,4 @@
-"""Who goes first: the order of the waiting queue, and its reverse, the order in which sequences lose their blocks."""
+"""The order of the waiting queue, and its reverse, the order in which running sequences lose their blocks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Batching(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The policy in force. With `ageing` seconds, waiting that long is worth one level of priority; 0: never.
+    """The policy in force. Waiting for `ageing` seconds is worth one level of priority; 0 turns ageing off.
 
-    All that wait age alike, so the key is priority plus arrival over ageing, which does not depend on the time.
+    All waiting requests age alike, so the key is priority plus arrival over ageing, which does not depend on `now`.
     """
 
     policy: SchedulingPolicy
@@ -42,7 +42,7 @@ class Order:
         return cls(SchedulingPolicy(config.scheduling_policy), config.priority_ageing_seconds)
 
     def queue_key(self, seq: Sequence) -> Key:
-        """Lower goes first. Whoever was evicted waits at the front, of its priority where that counts."""
+        """Lower goes first. Evicted sequences go to the front; under the priority policy, of their level."""
         late = 0 if seq.evicted else 1
         match self.policy:
             case SchedulingPolicy.FCFS:
@@ -52,7 +52,7 @@ class Order:
         assert_never(self.policy)
 
     def eviction_key(self, seq: Sequence) -> Key:
-        """Higher is evicted first: the newest, or of the lowest priority the newest."""
+        """Higher is evicted first: the newest, under the priority policy the newest of the lowest level."""
         match self.policy:
             case SchedulingPolicy.FCFS:
                 return (seq.request.arrival, seq.number)

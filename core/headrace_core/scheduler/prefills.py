@@ -1,4 +1,4 @@
-"""The prefill half of a step: chunks of prompts that have begun, then newcomers, in what the decodes leave."""
+"""The prefill half of a step: in the budget that the decodes leave, prompts that have begun, then newcomers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from math import ceil
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.admission_budget import AdmissionBudget
 from headrace_core.scheduler.events import ScheduledSeq
+from headrace_core.scheduler.planning import StepBuilder
 from headrace_core.scheduler.policies import Batching
 from headrace_core.scheduler.sequence import Sequence, SequencePhase
 from headrace_core.scheduler.state import SchedulerState
-from headrace_core.scheduler.step_builder import StepBuilder
 from headrace_core.trace.explain import WaitCause
 
 
@@ -20,116 +20,119 @@ def prefill_limit(config: EngineConfig, num_decodes: int) -> int:
     if num_decodes == 0:
         return budget
     kept = ceil(budget * config.decode_ratio - 1e-9)  # 100 * 0.07 is a little more than 7
-    # Decodes outnumber the budget only after it was lowered below what ran; they all go on.
+    # Decodes outnumber the budget only after it was lowered below their number; they all continue.
     return max(0, min(budget - num_decodes, max(1, budget - kept)))
 
 
 class Prefills:
-    """Plans the prefills of one step, behind its decodes."""
+    """Plans the prefills of one step. Made after the step's decodes are planned."""
 
-    def __init__(self, ledger: SchedulerState, draft: StepBuilder) -> None:
-        self._ledger = ledger
-        self._config = ledger.config
-        self._draft = draft
-        self._budget = prefill_limit(self._config, len(draft.rows))
-        self._running = [seq for seq in ledger.running.values() if seq.phase is SequencePhase.PREFILL]
-        # Members of a static batch that were passed over as long come after those that have begun.
+    def __init__(self, state: SchedulerState, builder: StepBuilder) -> None:
+        self._state = state
+        self._config = state.config
+        self._builder = builder
+        self._budget = prefill_limit(self._config, len(builder.rows))
+        self._running = [seq for seq in state.running.values() if seq.phase is SequencePhase.PREFILL]
+        # Long members of a static batch that were passed over come after those that have begun.
         self._running.sort(key=lambda seq: not seq.begun)
         self._partial = sum(1 for seq in self._running if seq.begun)
         self._long_busy = False  # a long prompt is in prefill
         self._closed = False  # no more prefill in this step
-        self._room: AdmissionBudget | None = None
+        self._memory_budget: AdmissionBudget | None = None
 
     def plan(self) -> None:
-        """Add the step's prefill rows to the draft."""
+        """Add the step's prefill rows."""
         self._continue()
         if self._config.batching == Batching.STATIC:
             self._plan_static()
             return
-        is_long = self._ledger.waiting.is_long
+        is_long = self._state.waiting.is_long
         self._long_busy = self._long_busy or any(is_long(seq) for seq in self._running if seq.begun)
         self._admit()
 
     def _continue(self) -> None:
-        """Go on with those in prefill. Who cannot stops all behind it, unless it is long and waits for another."""
+        """Continue the running prefills in order.
+
+        One that cannot continue stops all behind it, unless it is a long prompt that waits for another long one.
+        """
         stop: WaitCause | None = None
         for seq in self._running:
             size = stop or self._slice_of_running(seq)
             if isinstance(size, int):
                 self._add(seq, size)
                 continue
-            self._draft.blocked.append((seq, size))
+            self._builder.blocked.append((seq, size))
             if size is not WaitCause.LONG_PREFILL_LIMIT:
                 stop = size
                 self._closed = self._closed or not self._config.preemptible
 
     def _admit(self) -> None:
-        """Let newcomers in, in queue order, until one must wait."""
-        waiting = self._ledger.waiting
+        """Admit requests in queue order until one must wait."""
+        waiting = self._state.waiting
         while (seq := waiting.head(allow_long=not self._long_busy)) is not None:
             cause = self._try_to_admit(seq)
             if cause is not None:
-                self._draft.block_head(seq, cause)
+                self._builder.block_head(seq, cause)
                 break
-        self._draft.block_passed(waiting.passed(seq) if self._long_busy else None)
+        self._builder.block_passed(waiting.passed(seq) if self._long_busy else None)
 
     def _try_to_admit(self, seq: Sequence) -> WaitCause | None:
-        ledger = self._ledger
-        if self._draft.evicted:
-            return WaitCause.KV_BLOCKS  # memory is short: a newcomer would only be evicted in its turn
-        if len(ledger.running) >= self._config.max_num_seqs:
+        state = self._state
+        if self._builder.evicted:
+            return WaitCause.KV_BLOCKS  # memory is short: a newcomer would soon be evicted itself
+        if len(state.running) >= self._config.max_num_seqs:
             return WaitCause.SEQUENCE_CAP
         if not self._has_budget():
             return self._no_budget(seq)
-        found = ledger.find(seq)
-        blocks = ledger.blocks_needed(seq, found)
+        found = state.find(seq)
+        blocks = state.blocks_needed(seq, found)
         obstacle = self._memory().obstacle(seq, blocks)
         if obstacle is not None:
             return obstacle
-        remaining = seq.target - len(found) * ledger.pool.block_size
+        remaining = seq.target - len(found) * state.pool.block_size
         size = self._slice(seq, remaining, covered=remaining)
         if not isinstance(size, int):
             return size
-        ledger.start(seq, found)
+        state.start(seq, found)
         self._memory().take(seq, blocks)
         self._add(seq, size)
         return None
 
     def _plan_static(self) -> None:
-        """Choose who runs until the last of them ends; the budget only spreads their prefill."""
-        ledger = self._ledger
-        closed = bool(self._running or self._draft.rows)
-        while (seq := ledger.waiting.head(allow_long=True)) is not None:
+        """Choose the members of a static batch if none is running. The budget only spreads their prefill over steps."""
+        state = self._state
+        closed = bool(self._running or self._builder.rows)
+        while (seq := state.waiting.head(allow_long=True)) is not None:
             cause = WaitCause.STATIC_BATCH if closed else self._try_to_join(seq)
             if cause is not None:
-                self._draft.block_head(seq, cause)
+                self._builder.block_head(seq, cause)
                 break
         if not closed:
             self._continue()
 
     def _try_to_join(self, seq: Sequence) -> WaitCause | None:
-        ledger = self._ledger
-        if len(ledger.running) >= self._config.max_num_seqs:
+        state = self._state
+        if len(state.running) >= self._config.max_num_seqs:
             return WaitCause.SEQUENCE_CAP
-        found = ledger.find(seq)
-        blocks = ledger.blocks_needed(seq, found)
+        found = state.find(seq)
+        blocks = state.blocks_needed(seq, found)
         obstacle = self._memory().obstacle(seq, blocks)
         if obstacle is None:
-            ledger.start(seq, found)
+            state.start(seq, found)
             self._memory().take(seq, blocks)
             self._running.append(seq)
         return obstacle
 
     def _start_forks(self, sibling: Sequence) -> None:
-        """Who waits for this prefill, the last chunk of which is planned, shares it as far as there is room."""
-        ledger = self._ledger
-        for seq in ledger.waiting.forks_of(sibling):
-            full = self._draft.evicted or len(ledger.running) >= self._config.max_num_seqs
+        """Start the forks that wait for `sibling`, whose last chunk has just been planned, as long as there is room."""
+        state = self._state
+        for seq in state.waiting.forks_of(sibling):
+            full = self._builder.evicted or len(state.running) >= self._config.max_num_seqs
             if full or self._memory().obstacle(seq, 0) is not None:
                 return
-            ledger.fork(seq, sibling)
+            state.fork(seq, sibling)
             self._memory().take(seq, 0)
-            self._draft.start(seq, given=seq.target)
+            self._builder.start(seq, given=seq.target)
             row = ScheduledSeq(
                 request_id=seq.request_id,
                 start=seq.target,
@@ -139,17 +142,17 @@ class Prefills:
                 is_prefill=True,
                 fork_of=sibling.request_id,
             )
-            self._draft.add(seq, row)
+            self._builder.add(seq, row)
 
     def _memory(self) -> AdmissionBudget:
-        if self._room is None:
-            self._room = AdmissionBudget(self._ledger)
-        return self._room
+        if self._memory_budget is None:
+            self._memory_budget = AdmissionBudget(self._state)
+        return self._memory_budget
 
     def _has_budget(self) -> bool:
         if self._closed:
             return False
-        # A prompt that must go whole may exceed the budget if it is alone.
+        # A prompt that must run whole may exceed the budget if it is the only prefill.
         return self._budget > 0 or (not self._config.enable_chunked_prefill and not self._any_planned())
 
     def _no_budget(self, seq: Sequence) -> WaitCause:
@@ -157,14 +160,14 @@ class Prefills:
         return WaitCause.PREFILL_OF_OTHERS if others else WaitCause.TOKEN_BUDGET
 
     def _any_planned(self) -> bool:
-        return bool(self._draft.rows) and self._draft.rows[-1].is_prefill
+        return bool(self._builder.rows) and self._builder.rows[-1].is_prefill
 
     def _slice_of_running(self, seq: Sequence) -> int | WaitCause:
         if not self._has_budget():
             return self._no_budget(seq)
-        if self._long_busy and self._ledger.waiting.is_long(seq):
+        if self._long_busy and self._state.waiting.is_long(seq):
             return WaitCause.LONG_PREFILL_LIMIT
-        pool = self._ledger.pool
+        pool = self._state.pool
         covered = (len(seq.blocks) + pool.free) * pool.block_size - seq.computed
         return self._slice(seq, seq.remaining_prefill, covered=covered)
 
@@ -177,16 +180,16 @@ class Prefills:
             return self._no_budget(seq)
         if size == 0 or size > covered:
             return WaitCause.KV_BLOCKS
-        # Whether the step may leave it part prefilled, if it would.
+        # A newcomer that this step would leave partly prefilled needs a place among the partial prefills.
         if seq.begun or size == remaining or self._partial < self._config.max_num_partial_prefills:
             return size
         return WaitCause.PARTIAL_PREFILL_LIMIT
 
     def _add(self, seq: Sequence, size: int) -> None:
-        ledger, draft, end = self._ledger, self._draft, seq.computed + size
+        state, builder, end = self._state, self._builder, seq.computed + size
         finishes = end == seq.target
-        ledger.grow(seq, end)
-        draft.start(seq, given=seq.computed)
+        state.grow(seq, end)
+        builder.start(seq, given=seq.computed)
         row = ScheduledSeq(
             request_id=seq.request_id,
             start=seq.computed,
@@ -195,11 +198,11 @@ class Prefills:
             samples=finishes,
             is_prefill=True,
         )
-        draft.add(seq, row)
+        builder.add(seq, row)
         self._budget -= size
         self._partial += (not finishes) - seq.begun
         seq.begun = True
-        self._long_busy = self._long_busy or ledger.waiting.is_long(seq)
+        self._long_busy = self._long_busy or state.waiting.is_long(seq)
         self._closed = not finishes and not self._config.preemptible
         if finishes:
             self._start_forks(seq)

@@ -1,9 +1,9 @@
-"""Which block holds which content: full blocks of ended and running sequences, to be shared by equal beginnings.
+"""Which block holds which content: full blocks of running and ended sequences, shared by requests with the same prefix.
 
 A block's key is a hash over its parent's key, its tokens, the model's identity and the request's salt, so it stands
-for all tokens up to its end. A hash only proposes: an entry counts as found if its tokens, its salt and its parent,
-as an object, are those looked for. An entry whose parent is gone can therefore never be found again, and whatever
-follows a forgotten block is forgotten with it.
+for all tokens up to its end. A hash alone is not trusted: an entry matches only if its tokens, its salt and its parent
+(the same object) do too. An entry whose parent is gone can therefore never be found again: forgetting a block forgets
+all that follows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CachedBlock:
 
 
 class Chain:
-    """The full blocks of one sequence: their keys, as far as they were needed, and the entries found or made for them.
+    """The full blocks of one sequence: keys, computed when first needed, and the cache entries found or made for them.
 
     `tokens` is the sequence's own list, which only grows. `entries` covers blocks 0, 1, ... without a gap.
     """
@@ -51,17 +51,17 @@ class Chain:
 
 
 def digest(data: bytes) -> bytes:
-    """16 bytes, so that a collision is not to be expected; it would only cost a miss."""
+    """A hash of 16 bytes, so collisions are not to be expected; one would only cost a miss."""
     return blake2b(data, digest_size=16).digest()
 
 
 def packed(tokens: list[int]) -> bytes:
-    """Token ids as they stand in a key."""
+    """Token ids as the bytes used in keys: 8 per token, native order."""
     return array("q", tokens).tobytes()
 
 
 class PrefixCache:
-    """The entries of one pool, by key and by block. `namespace` is all that changes KV besides tokens and salt."""
+    """The entries of one pool, by key and by block. `namespace`: what changes KV besides tokens and salt."""
 
     def __init__(self, pool: BlockPool, *, namespace: str, enabled: bool) -> None:
         self._pool = pool
@@ -73,9 +73,9 @@ class PrefixCache:
         pool.on_reuse = self._reused
 
     def match(self, chain: Chain, limit: int) -> list[CachedBlock]:
-        """The entries of the chain's first blocks, at most `limit`, up to the first that is missing.
+        """The entries of the chain's first blocks, up to the first that is missing and at most `limit`.
 
-        What was found before is only asked whether it still lives, so that asking again every step is cheap.
+        For entries found before, only whether they are still live is checked, so calling this every step is cheap.
         """
         entries = chain.entries
         _cut_dead(entries)
@@ -88,7 +88,7 @@ class PrefixCache:
         return entries
 
     def publish(self, chain: Chain, table: tuple[int, ...], *, count: int, owner: int) -> None:
-        """The first `count` blocks of `table` are full and computed. Content that has an entry keeps it."""
+        """Add the first `count` blocks of `table`, full and computed. Content that has an entry already keeps it."""
         entries = chain.entries
         while self._enabled and len(entries) < count:
             if entries and not entries[-1].live and not _mend(chain, table):
@@ -97,18 +97,18 @@ class PrefixCache:
             entries.append(self._find(chain, index) or self._add(chain, index, table[index], owner))
 
     def forget(self, table: Iterable[int], *, owner: int) -> None:
-        """Forget what sequence `owner` published of the blocks in `table`."""
+        """Forget the blocks in `table` that sequence `owner` published."""
         for block in table:
             entry = self._by_block.get(block)
             if entry is not None and entry.owner == owner:
                 self._drop(entry)
 
     def entries(self) -> tuple[CachedBlock, ...]:
-        """All that live, for invariant checks."""
+        """All live entries, for invariant checks."""
         return tuple(self._by_digest.values())
 
     def entry_of(self, block: int) -> CachedBlock | None:
-        """What `block` is known to hold."""
+        """The entry for `block`; None if its content is unknown."""
         return self._by_block.get(block)
 
     def _find(self, chain: Chain, index: int) -> CachedBlock | None:
@@ -121,7 +121,7 @@ class PrefixCache:
     def _add(self, chain: Chain, index: int, block: int, owner: int) -> CachedBlock:
         key = self._key(chain, index)
         for old in (self._by_digest.get(key[0]), self._by_block.get(block)):
-            if old is not None and old.live:  # same hash, other content; or its parent is gone
+            if old is not None and old.live:  # the hash collides, or the old entry's parent is gone
                 self._drop(old)
         entry = CachedBlock(key, _parent(chain, index), chain.salt, block, owner)
         self._by_digest[key[0]] = self._by_block[block] = entry
@@ -165,10 +165,11 @@ def _cut_dead(entries: list[CachedBlock]) -> None:
 
 
 def _mend(chain: Chain, table: tuple[int, ...]) -> bool:
-    """Whether publication can go on although an entry of the chain is gone.
+    """Whether publishing can continue although an entry of the chain is gone.
 
-    It can from the sequence's own copies of the content, where another's block was forgotten or reused. A block that
-    it holds itself is only forgotten because its content may be wrong, and with it all that follows.
+    It can if the entry was for another sequence's block, forgotten or reused: the sequence's own copies take over. If
+    the block is one the sequence holds itself, it was forgotten because its content may be wrong, and so may be all
+    that follows.
     """
     first = next(index for index, entry in enumerate(chain.entries) if not entry.live)
     if table[first] == chain.entries[first].block:

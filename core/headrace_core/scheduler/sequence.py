@@ -19,7 +19,7 @@ from headrace_core.scheduler.prefix_cache import Chain
 
 
 class SequencePhase(StrEnum):
-    """Where a sequence stands."""
+    """States of a sequence; the module's diagram shows the transitions."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -28,7 +28,7 @@ class SequencePhase(StrEnum):
 
 
 class Sequence:
-    """Mutable state of one request. Only `Ledger` and `Scheduler` change it."""
+    """Mutable state of one request. Only `SchedulerState`, `Scheduler` and `Prefills` change it."""
 
     __slots__ = (
         "begun", "blocks", "chain", "computed", "evicted", "fresh", "high_water", "number", "phase", "prompt_len",
@@ -43,14 +43,14 @@ class Sequence:
         self.chain = Chain(self.tokens, request.cache_salt)
         self.blocks: tuple[int, ...] = ()
         self.computed = 0  # positions whose KV is in `blocks`
-        self.high_water = 0  # most positions ever computed or found in the cache: below it, work is recomputation
+        self.high_water = 0  # most positions ever computed or found in the cache; work below it is recomputation
         self.fresh = 0  # positions computed that were not recomputation
         self.prompt_len = self.target = len(self.tokens)
         self.phase = SequencePhase.WAITING
-        self.sibling: Sequence | None = None  # whose prefill it waits for, and until the commit shares
-        self.started = False  # a first chunk was planned once, and the driver is told at its commit
+        self.sibling: Sequence | None = None  # whose prefill a fork waits for, then shares until the commit
+        self.started = False  # a first chunk has been planned; `Started` is reported at its commit
         self.begun = False  # a chunk was planned since it last left the queue
-        self.evicted = False  # once, at least: waits at the front, and keeps its blocks until it made progress
+        self.evicted = False  # at least once: waits at the front, then keeps its blocks until it makes progress
 
     @property
     def num_output_tokens(self) -> int:
@@ -63,7 +63,7 @@ class Sequence:
         return self.target - self.computed
 
     def repeated(self, start: int, end: int) -> int:
-        """How many of the positions `start .. end-1` were there before."""
+        """How many of the positions `start .. end-1` had been computed or cached before."""
         return 0 if start >= self.high_water else min(end, self.high_water) - start
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from headrace_core.scheduler.waiting_queue import WaitingQueue
 
 
 class SchedulerState:
-    """Live sequences, the queue, the pool and what is known of its content, and the config in force."""
+    """Live sequences, the queue, the block pool with its prefix cache, and the config in force."""
 
     __slots__ = ("cache", "config", "live", "pool", "predictor", "preemptions", "running", "submitted", "waiting")
 
@@ -32,7 +32,7 @@ class SchedulerState:
         self.preemptions = 0
 
     def enqueue(self, request: Request) -> Sequence:
-        """A new request waits: in the queue, or as a fork for its sibling."""
+        """Add a new request: to the queue, or if it is a fork, to those that wait for their sibling."""
         seq = Sequence(request, self.submitted)
         self.submitted += 1
         self.live[seq.request_id] = seq
@@ -44,9 +44,9 @@ class SchedulerState:
         return seq
 
     def sibling_of(self, request: Request) -> Sequence | None:
-        """Whose prefill a new request can wait for and share. None: it has to prefill its own prompt.
+        """The sequence whose prefill a new request can wait for and share; None if it must prefill its own prompt.
 
-        In a static batch nobody joins, and who must compute every position has nothing to share.
+        No request joins a static batch, and one that must compute every position cannot share.
         """
         named = self.live.get(request.fork_of) if request.fork_of is not None else None
         if named is None or not request.reads_cache or self.config.batching == Batching.STATIC:
@@ -57,17 +57,17 @@ class SchedulerState:
         return named if still_to_come and named.sibling is None else None
 
     def find(self, seq: Sequence) -> list[CachedBlock]:
-        """What the cache holds of a waiting sequence. The last token is always left to compute: it gives the logits."""
+        """The cached blocks of a waiting sequence. The last token is always left to compute, for its logits."""
         if not seq.request.reads_cache:
             return []
         return self.cache.match(seq.chain, (seq.target - 1) // self.pool.block_size)
 
     def blocks_needed(self, seq: Sequence, found: list[CachedBlock]) -> int:
-        """Free blocks that the whole prefill takes: all but those found that somebody holds anyway."""
+        """Free blocks that the whole prefill takes: all except those found that a running sequence holds already."""
         return self.pool.blocks_for(seq.target) - sum(1 for entry in found if self.pool.holders(entry.block))
 
     def start(self, seq: Sequence, found: list[CachedBlock]) -> None:
-        """WAITING to PREFILL, behind what was found."""
+        """WAITING to PREFILL, after the cached blocks `found`."""
         self.waiting.remove(seq)
         self.running[seq.request_id] = seq
         seq.phase = SequencePhase.PREFILL
@@ -77,7 +77,7 @@ class SchedulerState:
         seq.computed = len(found) * self.pool.block_size
 
     def fork(self, seq: Sequence, sibling: Sequence) -> None:
-        """WAITING to PREFILL, with all blocks of the sibling, whose last chunk is in the step."""
+        """WAITING to PREFILL, sharing all blocks of the sibling, whose last chunk is in this step."""
         self.waiting.remove(seq)
         self.running[seq.request_id] = seq
         seq.phase = SequencePhase.PREFILL
@@ -94,7 +94,7 @@ class SchedulerState:
         self.waiting.push(seq)
 
     def promote_fork(self, sibling: Sequence) -> Sequence | None:
-        """Whoever waits for `sibling` waits in vain: the first becomes an ordinary request, the others its forks."""
+        """`sibling` can't be shared any more: its first fork becomes an ordinary request, the others forks of that."""
         forks = self.waiting.forks_of(sibling)
         for fork in forks:
             self.waiting.remove(fork)
@@ -115,9 +115,9 @@ class SchedulerState:
         seq.blocks += self._allocate(seq, missing)
 
     def unshare(self, seq: Sequence, position: int) -> tuple[int, int] | None:
-        """Before `position` is written: a block of its own instead of one that others hold too.
+        """Give `seq` its own copy of the block that `position` will be written to, if it is shared.
 
-        Returns what is to be copied, (source, target). The caller has checked that a block is free.
+        Returns (source, target) of the copy to be made, or None. The caller has checked that a block is free.
         """
         index = position // self.pool.block_size
         if index >= len(seq.blocks) or self.pool.holders(seq.blocks[index]) == 1:
@@ -128,7 +128,7 @@ class SchedulerState:
         return old, new
 
     def evict(self, seq: Sequence) -> int:
-        """Back to WAITING at the front of the queue; returns the positions whose KV it loses."""
+        """Back to WAITING at the front of the queue. Returns the number of positions whose KV is lost."""
         recompute = seq.computed
         del self.running[seq.request_id]
         self._withdraw(seq)
@@ -139,7 +139,7 @@ class SchedulerState:
         return recompute
 
     def end(self, seq: Sequence, reason: FinishReason) -> Finished:
-        """From anywhere to ENDED. What a failed request published is forgotten: it may be as wrong as the rest."""
+        """From any phase to ENDED. Blocks that a failed request published are forgotten, as they may be wrong too."""
         del self.live[seq.request_id]
         if seq.phase is SequencePhase.WAITING:
             self.waiting.remove(seq)
@@ -152,19 +152,19 @@ class SchedulerState:
         return Finished(seq.request_id, reason, seq.num_output_tokens)
 
     def advance(self, seq: Sequence, computed: int) -> None:
-        """Positions below `computed` have their KV now; full blocks are published."""
+        """Note that positions below `computed` have their KV now; publish full blocks."""
         seq.fresh += computed - seq.computed - seq.repeated(seq.computed, computed)
         self._computed(seq, computed)
 
     def settle_fork(self, seq: Sequence) -> None:
-        """The sibling's forward has filled the blocks of a fork, which goes its own way from here on."""
+        """The sibling's forward has filled the shared blocks; from here on the fork is an ordinary sequence."""
         if seq.sibling is not None:
             seq.chain.follow(seq.sibling.chain, seq.target // self.pool.block_size)
         seq.sibling = None
         self._computed(seq, seq.target)
 
     def append(self, seq: Sequence, token: int) -> None:
-        """A token was sampled: the prefill, if it was one, is over."""
+        """Add a sampled token, and go to DECODE."""
         seq.tokens.append(token)
         seq.phase = SequencePhase.DECODE
 

@@ -1,6 +1,6 @@
 """The waiting queue, in policy order. Long prompts have their own heap, so that short ones can pass them.
 
-Forks are parked: they wait for their sibling's prefill, in nobody's way, and stand in no heap.
+Forks are parked outside the heaps while they wait for their sibling's prefill, so they hold up nobody.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Heap = list[tuple[Key, Sequence]]
 
 
 class WaitingQueue:
-    """Waiting sequences. Removal is lazy: an entry that does not wait any more is dropped when it comes to the top."""
+    """Waiting sequences. Removal is lazy: a removed entry is dropped when it reaches the top of its heap."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._order = Order.of(config)
@@ -26,10 +26,10 @@ class WaitingQueue:
         self._num_parked = 0
         self._short: Heap = []
         self._long: Heap = []
-        self.tokens = 0  # to prefill, of all that wait; forks have nothing to prefill
+        self.tokens = 0  # to prefill, over all waiting sequences; forks have none
 
     def push(self, seq: Sequence) -> None:
-        """Add a sequence, its `target` set."""
+        """Add a sequence. Its `target` must be set."""
         self._queued[seq.number] = seq
         self.tokens += seq.target
         heapq.heappush(self._heap_of(seq), (self._order.queue_key(seq), seq))
@@ -41,7 +41,7 @@ class WaitingQueue:
         self._num_parked += 1
 
     def remove(self, seq: Sequence) -> None:
-        """Take out any sequence that waits, at the head or not."""
+        """Take out any waiting sequence, not only the head."""
         if seq.number not in self._queued:
             self._unpark(seq)
             return
@@ -54,16 +54,16 @@ class WaitingQueue:
             self._rebuild()
 
     def forks_of(self, sibling: Sequence) -> tuple[Sequence, ...]:
-        """Who waits for the prefill of `sibling`, in queue order."""
+        """The forks that wait for the prefill of `sibling`, in queue order."""
         return tuple(sorted(self._parked.get(sibling.number, {}).values(), key=self._order.queue_key))
 
     def head(self, *, allow_long: bool) -> Sequence | None:
-        """Who goes first. Without `allow_long`, the first that is not long."""
+        """The next sequence to serve, or without `allow_long` the next short one. None if there is none."""
         heaps = [heap for heap in (self._short, self._long if allow_long else []) if self._drop_stale(heap)]
         return min(heaps, key=lambda heap: heap[0][0])[0][1] if heaps else None
 
     def passed(self, head: Sequence | None) -> Sequence | None:
-        """The first long prompt, if it is ahead of `head` or there is none."""
+        """The first long prompt, if it is ahead of `head` or there is no head."""
         if not self._drop_stale(self._long):
             return None
         key, seq = self._long[0]

@@ -258,7 +258,7 @@ class Simulator:
         return SimStep(
             at=begin, seconds=seconds, generation=plan.generation, decode_tokens=plan.num_tokens - prefills,
             prefill_tokens=prefills, sampled=len(result.tokens), preempted=len(plan.preempted),
-            waiting=len(self.scheduler.ledger.waiting),
+            waiting=len(self.scheduler.state.waiting),
         )  # fmt: skip
 
     def _change(self) -> None:

@@ -1,1 +1,1 @@
-"""What the scheduler did: kept for explain, written down, and played again."""
+"""What the scheduler did: its history for explain, recordings of it, and their replay."""

@@ -1,4 +1,4 @@
-"""What happened to one request, and what it waited for: values, their JSON form, and plain sentences."""
+"""What happened to one request and what it waited for: as values, as JSON and as sentences."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from headrace_core.scheduler.events import FinishReason
 
 
 class WaitCause(StrEnum):
-    """Why a request was not in a step. The first that applies, in the order in which the scheduler asks."""
+    """Why a request was left out of a step: the first cause that applies, in the order in which they are checked."""
 
-    NEXT_STEP = "next_step"  # it came while a step ran
+    NEXT_STEP = "next_step"  # it arrived while a step was running
     SIBLING = "sibling"  # a fork waits for its sibling's prefill, to share it
     QUEUE_ORDER = "queue_order"  # others were ahead of it
     STATIC_BATCH = "static_batch"  # a static batch runs until its last sequence ends
-    SEQUENCE_CAP = "sequence_cap"  # max_num_seqs run
-    TOKEN_BUDGET = "token_budget"  # decodes and prefills before it filled the step  # noqa: S105
+    SEQUENCE_CAP = "sequence_cap"  # max_num_seqs sequences are running
+    TOKEN_BUDGET = "token_budget"  # decodes and earlier prefills filled the step  # noqa: S105
     KV_BLOCKS = "kv_blocks"  # too few are free
-    KV_PEAK = "kv_peak"  # enough are free, but those that run are expected to need them
-    PARTIAL_PREFILL_LIMIT = "partial_prefill_limit"  # max_num_partial_prefills are part prefilled
+    KV_PEAK = "kv_peak"  # enough are free, but running requests are expected to need them
+    PARTIAL_PREFILL_LIMIT = "partial_prefill_limit"  # max_num_partial_prefills prompts are partly prefilled
     LONG_PREFILL_LIMIT = "long_prefill_limit"  # another long prompt is in prefill
-    PREFILL_OF_OTHERS = "prefill_of_others"  # another's chunks go first, or back to back
+    PREFILL_OF_OTHERS = "prefill_of_others"  # the chunks of another go first, or run back to back
     AFTER_PREEMPTION = "after_preemption"  # it lost its blocks and waits to start again
 
 
 PHRASES: Mapping[WaitCause, str] = {
-    WaitCause.NEXT_STEP: "for the step that ran when it came",
-    WaitCause.SIBLING: "for the prefill of its sibling, which it shares",
-    WaitCause.QUEUE_ORDER: "behind others in the queue",
+    WaitCause.NEXT_STEP: "for the step that was running when it arrived",
+    WaitCause.SIBLING: "for its sibling's prefill, to share it",
+    WaitCause.QUEUE_ORDER: "behind other requests in the queue",
     WaitCause.STATIC_BATCH: "for the static batch to end",
     WaitCause.SEQUENCE_CAP: "for a place among max_num_seqs",
     WaitCause.TOKEN_BUDGET: "for room in max_num_batched_tokens",
     WaitCause.KV_BLOCKS: "for free KV blocks",
     WaitCause.KV_PEAK: "for KV blocks that running requests are expected to need",
-    WaitCause.PARTIAL_PREFILL_LIMIT: "for one of max_num_partial_prefills to end",
-    WaitCause.LONG_PREFILL_LIMIT: "for another long prompt, as one is in prefill at a time",
-    WaitCause.PREFILL_OF_OTHERS: "for the prefill of others",
+    WaitCause.PARTIAL_PREFILL_LIMIT: "for one of the max_num_partial_prefills to end",
+    WaitCause.LONG_PREFILL_LIMIT: "for another long prompt, since only one may be in prefill at a time",
+    WaitCause.PREFILL_OF_OTHERS: "for other prefills",
     WaitCause.AFTER_PREEMPTION: "to start again after it was preempted",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How many steps ran without the request, and for how many seconds, because of `cause`."""
+    """Steps that ran without the request because of `cause`, and the seconds that they took."""
 
     cause: WaitCause
     steps: int
@@ -53,7 +53,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A slice of the prompt (or of what is computed again) in step `step`, planned at `at`."""
+    """A slice of the prompt (or of tokens being recomputed) in step `step`, planned at `at`."""
 
     step: int
     at: float
@@ -63,7 +63,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """At `at` the request lost `recompute` positions, as `because_of` needed a block; itself if no other did."""
+    """At `at` the request lost `recompute` positions to free a block for request `because_of`, possibly itself."""
 
     at: float
     recompute: int
@@ -74,9 +74,9 @@ class Eviction:
 class RequestExplanation:
     """One request's life up to `at`. Times are seconds on the driver's clock.
 
-    `waits` add up to the time from arrival to the first chunk; `stalls` came later. `held_up_by` divides the wait
-    behind others by what the head of the queue waited for. `chunks` are the newest of `num_chunks`, likewise
-    preemptions. `state` is waiting, prefill, decode, or the finish reason.
+    `waits` add up to the time from arrival to the first chunk; `stalls` came later. `held_up_by` splits the wait
+    behind others by what the head of the queue was waiting for. `chunks` holds the newest of `num_chunks`, and
+    `preemptions` likewise. `state` is waiting, prefill, decode, or the finish reason.
     """
 
     request_id: str
@@ -100,11 +100,11 @@ class RequestExplanation:
     stalls: tuple[Wait, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON knows it: objects, lists, strings, numbers, null."""
+        """Only JSON types: objects, lists, strings, numbers, null."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
     def sentences(self) -> tuple[str, ...]:
-        """A few plain sentences, in the order of events."""
+        """A few sentences in the order of events, for people."""
         return tuple(_sentences(self))
 
 
@@ -116,55 +116,55 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def _sentences(told: RequestExplanation) -> Iterator[str]:
-    yield _state(told)
-    yield from _waited(told)
-    yield from _prefilled(told)
-    for lost in told.preemptions:
-        other = "itself" if lost.because_of == told.request_id else lost.because_of
+def _sentences(request: RequestExplanation) -> Iterator[str]:
+    yield _state(request)
+    yield from _waited(request)
+    yield from _prefilled(request)
+    for eviction in request.preemptions:
+        other = "itself" if eviction.because_of == request.request_id else eviction.because_of
         yield (
-            f"{_seconds(lost.at - told.arrival)} after it came it was preempted to free KV blocks for {other}; "
-            f"{_count(lost.recompute, 'token')} lost their KV."
+            f"{_seconds(eviction.at - request.arrival)} after it arrived it was preempted to free KV blocks for "
+            f"{other}; the KV of {_count(eviction.recompute, 'token')} was lost."
         )
-    if told.stalls:
-        yield f"After its first chunk it waited {_listed(told.stalls)}."
+    if request.stalls:
+        yield f"After its first chunk it waited {_listed(request.stalls)}."
 
 
-def _state(told: RequestExplanation) -> str:
-    so_far = _count(told.output_tokens, "token")
-    if told.ended is not None:
+def _state(request: RequestExplanation) -> str:
+    so_far = _count(request.output_tokens, "token")
+    if request.ended is not None:
         return (
-            f"Request {told.request_id} ended ({told.state}) {_seconds(told.ended - told.arrival)} after it came, "
-            f"with {so_far}."
+            f"Request {request.request_id} ended ({request.state}) {_seconds(request.ended - request.arrival)} "
+            f"after it arrived, with {so_far}."
         )
     doing = {
         "waiting": "waits",
         "prefill": "is in prefill",
-        "decode": f"has generated {so_far} of at most {told.max_tokens}",
-    }[told.state]
-    return f"Request {told.request_id} {doing}, {_seconds(told.at - told.arrival)} after it came."
+        "decode": f"has generated {so_far} of at most {request.max_tokens}",
+    }[request.state]
+    return f"Request {request.request_id} {doing}, {_seconds(request.at - request.arrival)} after it arrived."
 
 
-def _waited(told: RequestExplanation) -> Iterator[str]:
-    until = told.started if told.started is not None else told.ended if told.ended is not None else told.at
-    end = "Its first chunk came" if told.started is not None else "It has not started"
-    detail = f": it waited {_listed(told.waits)}" if told.waits else ""
-    yield f"{end} after {_seconds(until - told.arrival)}{detail}."
-    if told.held_up_by:
-        yield f"Those ahead of it waited {_listed(told.held_up_by)}."
+def _waited(request: RequestExplanation) -> Iterator[str]:
+    until = next(at for at in (request.started, request.ended, request.at) if at is not None)
+    end = "Its first chunk came" if request.started is not None else "It has not started"
+    detail = f": it waited {_listed(request.waits)}" if request.waits else ""
+    yield f"{end} after {_seconds(until - request.arrival)}{detail}."
+    if request.held_up_by:
+        yield f"Those ahead of it waited {_listed(request.held_up_by)}."
 
 
-def _prefilled(told: RequestExplanation) -> Iterator[str]:
-    prompt = _count(told.prompt_tokens, "prompt token")
-    if told.started is None:
+def _prefilled(request: RequestExplanation) -> Iterator[str]:
+    prompt = _count(request.prompt_tokens, "prompt token")
+    if request.started is None:
         return
-    if told.fork_of is not None:
-        yield f"Its {prompt} were computed with those of {told.fork_of}."
-    elif told.cached_tokens:
-        yield f"Of its {prompt}, {told.cached_tokens} came from the prefix cache."
-    if told.first_token is not None:
-        chunks = f" and {_count(told.num_chunks, 'chunk')}" if told.num_chunks else ""
-        yield f"Its first token came {_seconds(told.first_token - told.started)}{chunks} later."
+    if request.fork_of is not None:
+        yield f"Its {prompt} were computed with those of {request.fork_of}."
+    elif request.cached_tokens:
+        yield f"Of its {prompt}, {request.cached_tokens} came from the prefix cache."
+    if request.first_token is not None:
+        chunks = f" and {_count(request.num_chunks, 'chunk')}" if request.num_chunks else ""
+        yield f"Its first token came {_seconds(request.first_token - request.started)}{chunks} later."
 
 
 def _listed(waits: tuple[Wait, ...]) -> str:

@@ -1,8 +1,8 @@
 """The text of a recording: one canonical JSON object a line. Equal texts mean equal calls and equal answers.
 
-The first line is the header. Every other is one call: `{"answer": .., "args": .., "call": name, "now": seconds}`. A
-plan says of each block table only what has changed since that request's last plan, as most of it never does: with
-tables whole, a step of 256 long sequences would be 100 KB.
+The first line is the header. Every other line is one call: `{"answer": .., "args": .., "call": name, "now": seconds}`.
+A plan holds only the part of each block table that changed since that request's last plan, since most of it never
+does: with whole tables, a step of 256 long sequences would take 100 KB.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ FORMAT, VERSION = "headrace-schedule", 1
 
 
 def canonical(value: object) -> str:
-    """The one JSON text of a value."""
+    """JSON with sorted keys and no spaces, so that equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def header(config: EngineConfig, *, num_blocks: int, max_model_len: int, cache_namespace: str) -> dict[str, object]:
-    """What it takes to make the scheduler again."""
+    """Everything needed to construct the scheduler again."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -50,9 +50,9 @@ def header(config: EngineConfig, *, num_blocks: int, max_model_len: int, cache_n
 
 
 def read_header(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a scheduler. Raises `ValueError` that says what is wrong with the header."""
+    """Arguments for the scheduler's constructor. Raises `ValueError` if the header is wrong."""
     if data.get("format") != FORMAT:
-        raise ValueError(f"format must be {FORMAT!r}, got {data.get('format')!r}: this is no recording of a scheduler")
+        raise ValueError(f"format must be {FORMAT!r}, got {data.get('format')!r}: not a scheduler recording")
     if data.get("version") != VERSION:
         raise ValueError(
             f"version must be {VERSION}, got {data.get('version')!r}: replay with the release that recorded it"
@@ -69,7 +69,7 @@ def read_header(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def request_to_json(request: Request) -> dict[str, object]:
-    """All fields; what has its default is left out."""
+    """All fields except those that have their default."""
     data: dict[str, object] = {
         "id": request.request_id,
         "prompt": list(request.prompt_token_ids),
@@ -102,7 +102,7 @@ def request_from_json(data: Mapping[str, Any]) -> Request:
 
 
 def result_to_json(result: StepResult) -> dict[str, object]:
-    """Tokens by request id, and who failed."""
+    """Tokens by request id, and the ids of failed requests."""
     return {"tokens": dict(result.tokens), "failed": sorted(result.failed)}
 
 
@@ -112,13 +112,13 @@ def result_from_json(data: Mapping[str, Any]) -> StepResult:
 
 
 class PlanWriter:
-    """Plans of one scheduler, in order, as JSON values."""
+    """Turns the plans of one scheduler, in order, into JSON values."""
 
     def __init__(self) -> None:
         self._tables: dict[str, tuple[int, ...]] = {}
 
     def to_json(self, plan: StepPlan | None) -> dict[str, object] | None:
-        """`seqs` are [id, kind, start, tokens, first changed block index, blocks from there, what it is a fork of]."""
+        """`seqs` are [id, kind, start, tokens, first changed block index, blocks from there, sibling of a fork]."""
         if plan is None:
             return None
         return {
@@ -130,7 +130,7 @@ class PlanWriter:
         }
 
     def forget(self, request_id: str) -> None:
-        """The request ended: its id may come again."""
+        """The request ended: its id may be used again."""
         self._tables.pop(request_id, None)
 
     def _seq(self, row: ScheduledSeq) -> list[object]:

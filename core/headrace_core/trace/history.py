@@ -1,8 +1,9 @@
-"""What became of each request, for `explain`: all live ones, and the last that ended.
+"""What happened to each request, for `explain`: all live ones and the last `KEPT_ENDED` that ended.
 
-A waiting request costs nothing per step. It stands on one cause since a time and a step, and only a change of cause
-is booked: when it is first passed over, when it comes to the head of the queue or leaves it, when it starts. What the
-head waited for is summed up once for all; who stands behind it remembers the sums of when that began.
+A waiting request costs nothing per step. Its record keeps one cause and the time and step at which that began, and is
+updated only when the cause changes: when the request is first passed over, when it becomes the head of the queue or
+stops being it, and when it starts. What the head waits for is summed once for all requests; each request behind the
+head remembers the sums at the time its own wait began.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace_core.scheduler.events import FinishReason
+from headrace_core.scheduler.planning import StepBuilder
 from headrace_core.scheduler.sequence import Sequence, SequencePhase
-from headrace_core.scheduler.step_builder import StepBuilder
 from headrace_core.trace.explain import (
     Eviction,
     PrefillChunk,
@@ -24,7 +25,7 @@ from headrace_core.trace.explain import (
 )
 
 KEPT_ENDED = 1024
-KEPT_EVENTS = 128  # chunks, and preemptions, of one request
+KEPT_EVENTS = 128  # chunks, and likewise preemptions, kept of one request
 
 Amount = tuple[int, float]  # steps, seconds
 Amounts = dict[WaitCause, Amount]
@@ -56,14 +57,14 @@ class _Record:
 
 
 class History:
-    """Records of requests. All methods take times of one clock, in order."""
+    """Records of requests. All times are of one clock and never go back."""
 
     def __init__(self) -> None:
         self._live: dict[str, _Record] = {}
         self._ended: OrderedDict[str, RequestExplanation] = OrderedDict()
         self._arrived: list[_Record] = []  # since the last plan
         self._blocked: list[_Record] = []  # in the last plan, each with a cause of its own
-        self._next_step = 1  # the first that has not passed over anybody yet
+        self._next_step = 1  # the number of the step planned next
         self._head_sums: Amounts = {}
         self._head_cause: WaitCause | None = None
         self._head_since = 0.0
@@ -73,18 +74,18 @@ class History:
         record = self._live[seq.request_id] = _Record(seq, seq.request.arrival, self._next_step)
         self._arrived.append(record)
 
-    def planned(self, draft: StepBuilder, now: float) -> None:
-        """A step was planned."""
+    def planned(self, builder: StepBuilder, now: float) -> None:
+        """Note the rows, preemptions and waits of a step planned at `now`."""
         self._head_sums, self._head_cause = self._sums(now), None
         self._receive_arrivals(now)
-        self._note_rows(draft, now)
-        for lost in draft.evicted:
-            record = self._live[lost.seq.request_id]
-            record.preemptions.append(Eviction(now, lost.recompute, lost.because_of))
+        self._note_rows(builder, now)
+        for preemption in builder.evicted:
+            record = self._live[preemption.seq.request_id]
+            record.preemptions.append(Eviction(now, preemption.recompute, preemption.because_of))
             record.num_preemptions += 1
             self._turn(record, WaitCause.AFTER_PREEMPTION, now)
-        self._note_blocked(draft, now)
-        self._head_cause, self._head_since = draft.head_cause, now
+        self._note_blocked(builder, now)
+        self._head_cause, self._head_since = builder.head_cause, now
         self._next_step += 1
 
     def first_token(self, seq: Sequence, now: float) -> None:
@@ -92,13 +93,13 @@ class History:
         self._live[seq.request_id].first_token = now
 
     def requeued(self, seq: Sequence, now: float) -> None:
-        """A fork that waited for its sibling stands in the queue from now on."""
+        """A fork that was waiting for its sibling joined the queue."""
         record = self._live[seq.request_id]
         if record.cause is WaitCause.SIBLING:
             self._turn(record, WaitCause.QUEUE_ORDER, now)
 
     def unforked(self, seq: Sequence, *, planned_at: float) -> None:
-        """The step in which a fork started has failed for its sibling: as if it had been passed over in it."""
+        """The step in which a fork started failed for its sibling: treat the fork as if it had been passed over."""
         record = self._live[seq.request_id]
         record.started, record.fork_of, record.cached_tokens = None, None, 0
         record.cause, record.since, record.since_step = WaitCause.QUEUE_ORDER, planned_at, self._next_step - 1
@@ -115,11 +116,11 @@ class History:
             self._ended.popitem(last=False)
 
     def explain(self, request_id: str, now: float) -> RequestExplanation | None:
-        """The newest request of that id; None if it is unknown or ended too long ago."""
+        """The newest request with that id; None if it is unknown or ended too long ago."""
         if request_id in self._live:
             return self._explanation(self._live[request_id], now)
-        told = self._ended.get(request_id)
-        return None if told is None else replace(told, at=now)
+        ended = self._ended.get(request_id)
+        return None if ended is None else replace(ended, at=now)
 
     def _receive_arrivals(self, now: float) -> None:
         for record in self._arrived:
@@ -128,21 +129,21 @@ class History:
                 self._turn(record, WaitCause.SIBLING if waits_for_sibling else WaitCause.QUEUE_ORDER, now)
         self._arrived.clear()
 
-    def _note_rows(self, draft: StepBuilder, now: float) -> None:
-        for seq, row in zip(draft.seqs, draft.rows, strict=True):
+    def _note_rows(self, builder: StepBuilder, now: float) -> None:
+        for seq, row in zip(builder.seqs, builder.rows, strict=True):
             if not row.is_prefill:
                 continue
             record = self._live[seq.request_id]
             self._turn(record, None, now)
-            if seq.number in draft.first:
-                record.started, record.cached_tokens, record.fork_of = now, draft.first[seq.number], row.fork_of
+            if seq.number in builder.first:
+                record.started, record.cached_tokens, record.fork_of = now, builder.first[seq.number], row.fork_of
             if row.token_ids:
                 record.chunks.append(PrefillChunk(self._next_step, now, row.start, row.num_tokens))
                 record.num_chunks += 1
 
-    def _note_blocked(self, draft: StepBuilder, now: float) -> None:
+    def _note_blocked(self, builder: StepBuilder, now: float) -> None:
         before, self._blocked = self._blocked, []
-        for seq, cause in draft.blocked:
+        for seq, cause in builder.blocked:
             record = self._live[seq.request_id]
             if record.cause is not WaitCause.AFTER_PREEMPTION or seq.phase is SequencePhase.PREFILL:
                 self._turn(record, cause, now)
@@ -154,10 +155,10 @@ class History:
                 and record.cause in _AT_THE_HEAD
                 and record.seq.phase is SequencePhase.WAITING
             ):
-                self._turn(record, WaitCause.QUEUE_ORDER, now)  # another has come before it
+                self._turn(record, WaitCause.QUEUE_ORDER, now)  # another request is now ahead of it
 
     def _turn(self, record: _Record, cause: WaitCause | None, now: float) -> None:
-        """From now on the request waits for `cause`, or for nothing."""
+        """From `now` the request waits for `cause`, or for nothing if None."""
         if cause is record.cause:
             return
         self._settle(record, record.stalls if record.started is not None else record.waits, record.held_up, now)
@@ -166,7 +167,7 @@ class History:
             record.behind = self._sums(now)
 
     def _settle(self, record: _Record, waits: Amounts, held_up: Amounts, now: float) -> None:
-        """Book what the request has waited on its cause."""
+        """Add the wait since the last change to the request's sums."""
         if record.cause is None:
             return
         _add(waits, record.cause, self._next_step - record.since_step, now - record.since)
@@ -176,7 +177,7 @@ class History:
                 _add(held_up, cause, steps - steps_before, seconds - seconds_before)
 
     def _sums(self, now: float) -> Amounts:
-        """What the head of the queue has waited for until now."""
+        """What the heads of the queue have waited for, up to `now`."""
         sums = dict(self._head_sums)
         if self._head_cause is not None:
             _add(sums, self._head_cause, 1, now - self._head_since)
@@ -209,7 +210,7 @@ class History:
 
 
 def _add(amounts: Amounts, cause: WaitCause, steps: int, seconds: float) -> None:
-    """Nothing is no entry: a request that never waited for a cause does not name it."""
+    """Add to the sum for `cause`. Zeros add no entry, so causes that a request never waited for stay absent."""
     if steps or seconds:
         steps_before, seconds_before = amounts.get(cause, (0, 0.0))
         amounts[cause] = (steps_before + steps, seconds_before + seconds)

@@ -1,6 +1,6 @@
-"""A scheduler that writes down every call with its arguments and its answer, so that `replay` can do it again.
+"""A scheduler that records every call with its arguments and its answer, for `replay`.
 
-Recordings hold the token ids of prompts and outputs: whoever can read one can read what was said.
+Recordings hold the token ids of prompts and outputs, so they are as confidential as the conversations themselves.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class RecordingScheduler(Scheduler):
     """`write` gets one line, with its newline, for the header and then for each call that can change something.
 
-    A `write` that raises (a full disk) ends the recording, not the scheduling: `broken` then says why. What was
-    written up to there can be replayed.
+    If `write` raises (a full disk), recording ends but scheduling goes on; `broken` then says why. What was written
+    up to that point can be replayed.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RecordingScheduler(Scheduler):
         return self._record("submit", args, now, lambda: Scheduler.submit(self, request, now), fmt.admission_to_json)
 
     def finish(self, request_id: str, reason: FinishReason, now: float) -> Finished | None:
-        """See `Scheduler`. An abort comes here too."""
+        """See `Scheduler`. `abort` calls this too."""
         args = {"id": request_id, "reason": str(reason)}
         call = lambda: Scheduler.finish(self, request_id, reason, now)  # noqa: E731
         return self._record("finish", args, now, call, self._finished)

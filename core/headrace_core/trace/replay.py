@@ -1,4 +1,4 @@
-"""Do a recorded scheduler's calls again and compare, byte by byte, what is answered. Streams: no file is too long."""
+"""Repeat the calls of a recording and compare the answers byte by byte. Streams, so recordings may be of any length."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headrace_core.trace.record import RecordingScheduler
 class ReplayProblemKind(StrEnum):
     """Why a recording was not replayed to its end."""
 
-    HEADER = "header"  # no recording, or of another version
-    CORRUPT = "corrupt"  # a line is no call
-    DIFFERENT = "different"  # the scheduler answers otherwise than it did
+    HEADER = "header"  # not a recording, or one of another version
+    CORRUPT = "corrupt"  # a line is not a call
+    DIFFERENT = "different"  # the scheduler gave another answer than the recorded one
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayProblem:
-    """Where a replay stopped. `recorded` and `replayed` are the two texts of the line, where there are two."""
+    """Where a replay stopped. `recorded` and `replayed` are the line as recorded and as it came out now, if it did."""
 
     kind: ReplayProblemKind
     line: int
@@ -35,7 +35,7 @@ class ReplayProblem:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What was replayed. `truncated_line` is the number of a last line that was cut short, as by a crash."""
+    """Counts of what was replayed. `truncated_line` is the number of a last line cut short, for example by a crash."""
 
     lines: int = 0
     calls: int = 0
@@ -50,7 +50,7 @@ class ReplayReport:
         return self.problem is None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All fields and `ok`, for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
 
@@ -82,20 +82,20 @@ class _Replay:
         self._written: list[str] = []
 
     def is_cut_short(self, number: int, line: str, *, is_last: bool) -> bool:
-        """Whether `line` is the rest of one whose writing was interrupted."""
+        """Whether `line` is the last one and its writing was interrupted."""
         if is_last and not line.endswith("\n") and _parsed(line) is None:
             self.truncated_line = number
         return self.truncated_line is not None
 
     def check_header(self) -> None:
-        """After the last line: there must have been a first one."""
+        """Called after the last line. Fails if there was no header."""
         if self._scheduler is None:
             raise _ReplayStopped(
-                ReplayProblem(ReplayProblemKind.HEADER, 1, "the recording has no whole line, not even its header")
+                ReplayProblem(ReplayProblemKind.HEADER, 1, "the recording has no complete line, not even a header")
             )
 
     def take(self, number: int, text: str) -> None:
-        """One whole line."""
+        """Replay one complete line and compare."""
         data = _parsed(text)
         if data is None:
             raise _ReplayStopped(ReplayProblem(ReplayProblemKind.CORRUPT, number, "not a JSON object", text))
@@ -108,7 +108,7 @@ class _Replay:
         replayed = "".join(self._written).removesuffix("\n")
         if replayed != text:
             raise _ReplayStopped(
-                ReplayProblem(ReplayProblemKind.DIFFERENT, number, "the scheduler answers otherwise", text, replayed)
+                ReplayProblem(ReplayProblemKind.DIFFERENT, number, "the scheduler gave another answer", text, replayed)
             )
 
     def _make(self, data: dict[str, Any], number: int) -> RecordingScheduler:
@@ -123,7 +123,7 @@ class _Replay:
         self.calls += 1
         try:
             answer = call()
-        except Exception:  # as when it was recorded, or else the texts differ
+        except Exception:  # raised when it was recorded too, or the lines differ
             return
         if counts:
             self.steps += 1
@@ -151,7 +151,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 
 def _prepared(scheduler: RecordingScheduler, data: dict[str, Any], number: int, text: str) -> Callable[[], Any]:
-    """The call that a line tells, its arguments read."""
+    """The call described by a line, ready to run."""
     try:
         args, now = data["args"], data["now"]
         match data["call"]:
@@ -168,14 +168,14 @@ def _prepared(scheduler: RecordingScheduler, data: dict[str, Any], number: int, 
             case "expect":
                 return partial(scheduler.expect, list(args["lengths"]), now)
             case other:
-                raise ValueError(f"there is no call {other!r}")
+                raise ValueError(f"unknown call {other!r}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        message = f"not a call with its arguments: {type(error).__name__}: {error}"
+        message = f"not a valid call: {type(error).__name__}: {error}"
         raise _ReplayStopped(ReplayProblem(ReplayProblemKind.CORRUPT, number, message, text)) from error
 
 
 def _plan(scheduler: RecordingScheduler, args: dict[str, Any]) -> StepPlan:
-    """The plan in flight, or where another was committed by mistake, one that is not."""
+    """The plan in flight, or a dummy where the recorded driver committed another one by mistake."""
     if args["in_flight"] and scheduler.in_flight is not None:
         return scheduler.in_flight
     return StepPlan(step=args["step"], generation=0, seqs=())

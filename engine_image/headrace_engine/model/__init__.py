@@ -1,1 +1,1 @@
-"""The model: weights from files, its tokenizer and shape, what start-up checks of them."""
+"""The model: weights from files, its tokenizer and shape, checks at start-up."""

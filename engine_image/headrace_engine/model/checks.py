@@ -1,7 +1,7 @@
-"""What must be true of a model before it may answer: its config, what came out of its files, and its numbers.
+"""Checks of a model before it may answer: its config, the tensors loaded from its files, and their numbers.
 
-transformers warns and goes on: a tensor that no file holds gets random values, one that the model has no place for is
-dropped. Both would answer nonsense, so both are refused here, by file and tensor.
+transformers only warns: a tensor that is in no file gets random values, one that the model does not know is dropped.
+In both cases the answers would be nonsense, so both are refused here, with file and tensor.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from headrace_engine.model.weights import WeightSource, and_more
 
 PAGEABLE_LAYERS = ("full_attention", "sliding_attention")
 OTHER_SENSES = ("vision_config", "audio_config", "vision_tower", "speech_config")
-# Constants that old checkpoints carry and that every model makes anew.
+# Constants in old checkpoints that models compute themselves.
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|rope\.freqs$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
-# GGUF tensors and values that turn the rotation and that transformers' reader passes over.
+# GGUF tensors that change the rotation and are ignored by transformers' reader.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 READS_SCALING = ("gpt-oss",)
 
 
 def refuse_unsupported(config: Any) -> None:
-    """Refuse by its config what headrace cannot run. Raises `ModelError` naming the architecture and what to do."""
+    """Refuse models that headrace cannot run, by config. `ModelError` names the architecture and what to do."""
     name = _architecture(config)
     _refuse_other_senses(config, name)
     text = config.get_text_config()
@@ -39,7 +39,7 @@ def refuse_unsupported(config: Any) -> None:
     if model_class is None:
         raise ModelError(
             f"{name} (model_type {config.model_type}) is not a causal language model of transformers: headrace serves "
-            "models that continue a text. Use a model with a ...ForCausalLM class"
+            "only models that continue a text. Use a model with a ...ForCausalLM class"
         )
     if getattr(model_class, "_is_stateful", False):
         raise ModelError(
@@ -56,7 +56,7 @@ def refuse_unsupported(config: Any) -> None:
 
 
 def refuse_partial(source: WeightSource, module: Any, info: Mapping[str, Any]) -> None:
-    """Refuse weights that do not fill the model or do not fit into it. `info` is transformers' loading info."""
+    """Refuse weights that do not match the model's parameters exactly. `info` is transformers' loading info."""
     name = type(module).__name__
     if wrong := sorted(info["mismatched_keys"]):
         tensor, held, wanted = wrong[0]
@@ -98,7 +98,7 @@ def refuse_non_finite(source: WeightSource, module: Any) -> None:
 
 
 def refuse_ignored_rope(source: WeightSource) -> None:
-    """Refuse a GGUF file whose RoPE scaling transformers does not read: its answers would be wrong without a word."""
+    """Refuse a GGUF file whose RoPE scaling transformers does not read: it would answer wrong."""
     gguf = source.gguf
     if gguf is None:
         return
@@ -108,8 +108,8 @@ def refuse_ignored_rope(source: WeightSource) -> None:
     if gguf.architecture not in READS_SCALING and (held or scaled):
         what = f"tensor {held[0]}" if held else f"{kind} RoPE scaling"
         raise ModelError(
-            f"{gguf.path}: {what} turns the model's positions, and transformers does not read it from GGUF files, so "
-            "the model would answer wrong. Use the model's safetensors folder"
+            f"{gguf.path}: {what} changes the model's rotary embedding, and transformers does not read it from GGUF "
+            "files, so answers would be wrong. Use the model's safetensors folder"
         )
 
 
@@ -124,7 +124,7 @@ def _refuse_other_senses(config: Any, name: str) -> None:
         found.append("M-RoPE")
     if found:
         raise ModelError(
-            f"{name} is a multimodal model ({', '.join(found)}); headrace serves text alone and its positions have one "
+            f"{name} is a multimodal model ({', '.join(found)}); headrace serves only text, with positions along one "
             "axis. Use the family's text-only model"
         )
 
@@ -132,7 +132,7 @@ def _refuse_other_senses(config: Any, name: str) -> None:
 def _refuse_heads(text: Any, name: str) -> None:
     heads, kv_heads = getattr(text, "num_attention_heads", None), getattr(text, "num_key_value_heads", None)
     if not isinstance(heads, int) or not isinstance(kv_heads, int):
-        return  # none, or by layer: building the model says what is wrong
+        return  # absent or given by layer: building the model reports errors
     if kv_heads < 1 or heads % kv_heads:
         raise ModelError(
             f"config.json of {name}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}: "
@@ -141,7 +141,7 @@ def _refuse_heads(text: Any, name: str) -> None:
 
 
 def _refuse_unbuildable(config: Any, name: str) -> None:
-    """Build the model without any memory: what its code refuses is known before gigabytes are read."""
+    """Build the model on the meta device, so that errors show before gigabytes are read."""
     try:
         with torch.device("meta"):
             AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -162,7 +162,7 @@ def _refuse_unbuildable(config: Any, name: str) -> None:
 def reason_of(error: Exception) -> str:
     """An error of a library in one line."""
     said = " ".join(str(error).split())[:300].rstrip(".")
-    # Such an error says only a name: "'factor'".
+    # The text of a LookupError is only a name, such as "'factor'".
     return f"{type(error).__name__} {said}".strip() if isinstance(error, LookupError) or not said else said
 
 
@@ -171,7 +171,7 @@ def _config_of(source: WeightSource) -> str:
 
 
 def _dropped_from_gguf(source: WeightSource, module: Any) -> list[str]:
-    """Tensors of a GGUF file that transformers' older reader would pass over without a word."""
+    """Tensors of a GGUF file that transformers' older reader would silently ignore."""
     if source.gguf is None:
         return []
     try:
@@ -185,10 +185,10 @@ def _dropped_from_gguf(source: WeightSource, module: Any) -> list[str]:
         processor = kind(config=module.config.to_dict())
         known = get_gguf_hf_weights_map(module, processor)
     except (ImportError, NotImplementedError, AttributeError, TypeError):
-        return []  # another reader, which reports what it does not know
+        return []  # a newer reader, which reports unknown tensors
     return _unknown((tensor.name for tensor in source.gguf.tensors), known)
 
 
 def _unknown(names: Iterable[str], known: Mapping[str, str]) -> list[str]:
-    # Experts are split and joined on the way, under other names.
+    # Experts are split and joined while loading, under other names.
     return sorted(name for name in names if name not in known and "_exps" not in name)

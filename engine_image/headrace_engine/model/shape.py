@@ -1,4 +1,4 @@
-"""The shape of a loaded model as `headrace_core.sim.roofline` wants it: parameters, weight bytes, attention layers."""
+"""The shape of a loaded model for `headrace_core.sim.roofline`: parameters, weight bytes, attention layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACTIVE_COUNTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
 def model_shape(
     model: LoadedModel, layers: Mapping[int, LayerShape], *, kv_dtype: torch.dtype | None = None
 ) -> ModelShape:
-    """The shape of `model` with the KV layers that the probe found. `kv_dtype` is the model's unless given."""
+    """The shape of `model` with the KV layers that the probe found. `kv_dtype` defaults to the model's dtype."""
     config = model.module.config.get_text_config()
     named = dict(model.module.named_parameters())
     head, embedding = model.module.get_output_embeddings(), model.module.get_input_embeddings()

@@ -1,6 +1,6 @@
-"""A model's tokenizer, made to do what the model needs: BOS in front, a chat template, no token without a row.
+"""A model's tokenizer, fixed up for what the model needs: BOS in front, a chat template, no token without a row.
 
-transformers follows the files literally, and files are often silent: a tokenizer.json that adds no BOS although
+transformers follows the files literally, and files are often incomplete: a tokenizer.json that adds no BOS although
 tokenizer_config.json asks for it, a GGUF file without a template, an added token beyond the embedding.
 """
 
@@ -18,7 +18,7 @@ from headrace_engine.errors import ModelError
 from headrace_engine.model.gguf_header import GgufHeader
 from headrace_engine.model.weights import WeightSource
 
-# Without <bos> in front these answer nonsense, whatever their files say or forget to say.
+# Without <bos> in front these answer nonsense; their files often do not say that they need it.
 NEEDS_BOS = ("gemma",)
 TURN_START, TURN_END = "<start_of_turn>", "<end_of_turn>"
 GEMMA_TEMPLATE = """\
@@ -43,7 +43,7 @@ GEMMA_TEMPLATE = """\
 
 
 def load_tokenizer(source: WeightSource, *, model_type: str, rows: int) -> Any:
-    """The tokenizer of `source` for a model of `rows` embedding rows. Raises `ModelError`, or as transformers does."""
+    """The tokenizer of `source` for a model of `rows` embedding rows. `ModelError`, or errors of transformers."""
     tokenizer = AutoTokenizer.from_pretrained(**source.location)
     _drop_tokens_without_row(source, tokenizer, rows)
     if _wants_bos(source, model_type):
@@ -56,7 +56,7 @@ def load_tokenizer(source: WeightSource, *, model_type: str, rows: int) -> Any:
 
 
 def set_template(tokenizer: Any, path: Path) -> None:
-    """Use the file's chat template. Raises `ModelError` that names the file, and the line if it is no template."""
+    """Use the file's chat template. Raises `ModelError` naming the file, and the line of a syntax error."""
     try:
         tokenizer.chat_template = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -67,12 +67,12 @@ def set_template(tokenizer: Any, path: Path) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
     except TemplateSyntaxError as error:
         raise ModelError(f"--chat-template {path}, line {error.lineno}: {error.message}: correct it") from error
-    except Exception:  # noqa: S110  (a template may refuse these messages and take others)
+    except Exception:  # noqa: S110  (a template may refuse these messages and accept others)
         pass
 
 
 def add_bos(tokenizer: Any, where: str) -> None:
-    """Make `tokenizer` put BOS in front of a text. Raises `ModelError` where it cannot."""
+    """Make `tokenizer` put BOS in front of texts. Raises `ModelError` if that is impossible."""
     bos = tokenizer.bos_token_id
     if bos is None or _adds(tokenizer, bos):
         return
@@ -85,18 +85,18 @@ def add_bos(tokenizer: Any, where: str) -> None:
 
 
 def add_template(tokenizer: Any, gguf: GgufHeader | None = None) -> None:
-    """Gemma's turns where the vocabulary has them and no template came along; BOS in front of a GGUF's template."""
+    """Add Gemma's template if the vocabulary has its turns and none came along; add BOS to a GGUF's template."""
     template = tokenizer.chat_template
     if not template:
         if has_turns(tokenizer):
             tokenizer.chat_template = GEMMA_TEMPLATE
     elif gguf is not None and gguf.adds_bos and isinstance(template, str) and not _writes_bos(tokenizer):
-        # Runtimes of GGUF files add BOS to a rendered chat; here a template writes all of it.
+        # Runtimes for GGUF files add BOS to a rendered chat; here the template must write it.
         tokenizer.chat_template = "{{ bos_token }}" + template
 
 
 def turn_ends(tokenizer: Any, gguf: GgufHeader | None = None) -> frozenset[int]:
-    """Ids that end an answer beside those that the config names."""
+    """Token ids that end an answer, in addition to those named by the config."""
     ends = frozenset() if gguf is None else gguf.end_ids
     template = tokenizer.chat_template
     if has_turns(tokenizer) and isinstance(template, str) and TURN_END in template:
@@ -118,7 +118,7 @@ def _writes_bos(tokenizer: Any) -> bool:
         return True
     try:
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
-    except Exception:  # a template may raise anything; it then is left alone
+    except Exception:  # a template may raise anything; then it is left as it is
         return True
     return str(text).lstrip().startswith(tokenizer.bos_token)
 
@@ -131,16 +131,16 @@ def _wants_bos(source: WeightSource, model_type: str) -> bool:
 
 
 def _said_in_config(path: Path) -> bool | None:
-    """`add_bos_token` of a tokenizer_config.json: where tokenizer.json is there too, transformers does not read it."""
+    """`add_bos_token` in tokenizer_config.json, which transformers ignores if there is a tokenizer.json."""
     try:
         said = json.loads(path.read_text(encoding="utf-8")).get("add_bos_token")
     except (OSError, ValueError, AttributeError):
-        return None  # absent, or AutoTokenizer has already said what is wrong
+        return None  # absent, or AutoTokenizer has reported what is wrong
     return said if isinstance(said, bool) else None
 
 
 def _drop_tokens_without_row(source: WeightSource, tokenizer: Any, rows: int) -> None:
-    """An added token beyond the embedding would stop the engine as soon as a prompt spells it: make it plain text."""
+    """Make added tokens beyond the embedding plain text: a prompt that contains one would stop the engine."""
     vocabulary = tokenizer.get_vocab()
     beyond = {token for token, index in vocabulary.items() if index >= rows}
     if not beyond:

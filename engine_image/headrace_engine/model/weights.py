@@ -17,14 +17,14 @@ from headrace_engine.model.safetensors_header import tensor_shapes
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Transformers divides by some of these before it looks at them.
+# transformers divides by some of these before it checks them.
 COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 PICKLES = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSource:
-    """What to hand to transformers: a folder or hub id, and the GGUF file inside the folder if that is the model."""
+    """Where transformers finds a model: a folder or hub id, and if it is a GGUF file, that file in the folder."""
 
     where: str
     name: str  # served under this name by default
@@ -47,15 +47,15 @@ class WeightSource:
 
     @property
     def of_revision(self) -> dict[str, Any]:
-        """The keyword argument that chooses the revision, where one is chosen."""
+        """The keyword argument for the revision, if one is set."""
         return {} if self.revision is None else {"revision": self.revision}
 
     def has_file(self, name: str) -> bool:
-        """Whether a file of that name lies in the folder; False for a hub id."""
+        """Whether the folder has a file of that name; False for a hub id."""
         return not self.is_hub and (Path(self.where) / name).is_file()
 
     def file_of(self, tensor: str) -> str:
-        """The file that holds `tensor`, as far as its name tells; else the whole place."""
+        """The path of the file that holds `tensor`; the folder or hub id if that is unknown."""
         if self.gguf is not None:
             return str(self.gguf.path)
         file = self.tensors.get(tensor)
@@ -75,7 +75,7 @@ def find_source(model: str, *, revision: str | None = None, chat_template: Path 
         source = _local_source(path)
     else:
         raise ModelError(
-            f"--revision {revision}: {path} is a file or folder, which has no revisions: leave it out, or give a hub id"
+            f"--revision {revision}: {path} is a file or folder, which has no revisions: omit it, or give a hub id"
         )
     return replace(source, chat_template=chat_template)
 
@@ -105,7 +105,7 @@ def _as_path(model: str) -> Path | None:
 
 
 def _check_folder(folder: Path) -> dict[str, str]:
-    """The file of each tensor."""
+    """The file name of each tensor. Raises `ModelError` if something is missing or damaged."""
     _check_config(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
@@ -125,7 +125,7 @@ def _check_config(folder: Path) -> None:
         raise ModelError(f"{folder} has no config.json: give the folder that holds a transformers model")
     config = _json(path, "a model's config")
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{path} names no model_type: it is not a transformers model's config. Copy it again")
+        raise ModelError(f"{path} has no model_type, so it is not the config of a transformers model. Copy it again")
     for key in COUNTS:
         value = config.get(key)
         if value is not None and (not isinstance(value, int) or value < 1):
@@ -137,13 +137,14 @@ def _no_weights(folder: Path) -> str:
     if shards:
         return (
             f"{folder} has neither {WEIGHTS} nor {INDEX}, but {', '.join(shards[:3])}: "
-            f"copy the index too, or rename a single file to {WEIGHTS}"
+            f"copy the index too, or if there is only one file, rename it to {WEIGHTS}"
         )
     pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)})
     if pickles:
         return (
-            f"{folder} has its weights in {pickles[0]}, a pickle, which may run code when it is opened: headrace opens "
-            'none. Convert it once where you trust it: python -c "from transformers import AutoModelForCausalLM as M; '
+            f"{folder} has its weights in {pickles[0]}, a pickle, which may run code when it is opened, so headrace "
+            "does not open it. Convert it once where you trust it: "
+            'python -c "from transformers import AutoModelForCausalLM as M; '
             f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )
     return f"{folder} has no *.safetensors file: copy the weights into it or convert them to safetensors"
@@ -159,19 +160,21 @@ def _check_index(folder: Path) -> dict[str, str]:
     if outside := [name for name in names if Path(name).name != name]:
         raise ModelError(f"{index} names {outside[0]}, which is not a file of this folder. Copy the index again")
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ModelError(f"{folder} lacks {', '.join(missing)}, named in {index.name}: copy the missing files")
+        raise ModelError(
+            f"{folder} does not contain {', '.join(missing)}, named in {index.name}: copy the missing files"
+        )
     held = {name: tensor_shapes(folder / name) for name in names}
     lost = sorted(tensor for tensor, name in files.items() if tensor not in held[name])
     if lost:
         raise ModelError(
             f"{index} says that {folder / files[lost[0]]} holds tensor {lost[0]}{and_more(lost)}, but it does not: "
-            "index and files are of different models; copy both again"
+            "index and files belong to different models; copy both again"
         )
     return files
 
 
 def and_more(names: Sized) -> str:
-    """How many there are beside the one that a message names."""
+    """Such as ` (and 3 more)`, after the one that a message names; empty if it is the only one."""
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 

@@ -1,1 +1,1 @@
-"""Logits to tokens: what a request asks for, grammars, log probabilities."""
+"""From logits to tokens: sampling parameters, grammars, log-probabilities."""

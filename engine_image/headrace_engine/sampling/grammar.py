@@ -1,8 +1,8 @@
 """Output that follows a grammar: a JSON schema, any JSON object, a regular expression, or one of a few choices.
 
-Built on llguidance. A grammar is compiled once, beside the event loop; each request walks its own copy, advanced by the
-tokens that it accepted, and asks it before each token which ones may follow. Hostile grammars are bounded in size, in
-work while compiling, in work for one mask, and in memory.
+Built on llguidance. A grammar is compiled once, outside the event loop. Each request has its own copy, advanced by the
+tokens that it accepts, which before each token gives the mask of those that may follow. Against hostile grammars there
+are limits on size, on work for compiling and for each mask, and on memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from headrace_engine.sampling.grammar_spec import (
     reason_of,
 )
 
-KEPT_GRAMMARS = 64  # compiled ones; the same schema comes again and again
+KEPT_GRAMMARS = 64  # compiled ones, since the same schemas are used again and again
 MADE_UP_EOS = "<|headrace end of grammar|>"
-# Fuel is work: about 20 ms to compile, 15 ms for one mask. A lexer state takes 1 to 2 kB.
+# Fuel limits work: about 20 ms to compile, 15 ms for one mask. A lexer state takes 1 to 2 kB.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=50_000,
     max_grammar_size=500_000, verbose_errors=False,
@@ -36,7 +36,7 @@ LIMITS = LLParserLimits(
 
 
 class Matcher:
-    """Where one request stands in its grammar."""
+    """The state of one request in its grammar."""
 
     __slots__ = ("_final", "core", "mask_words")
 
@@ -57,13 +57,13 @@ class Matcher:
 
     @property
     def problem(self) -> str | None:
-        """Why the output cannot go on, if it cannot."""
+        """Why the output cannot continue; None if it can."""
         if not self.core.is_error():
             return None
         return f"the output cannot follow its grammar any further: {reason_of(self.core)}"
 
     def accept(self, token: int) -> None:
-        """The output goes on with `token`. Raises `GrammarError` if it must not."""
+        """Advance by `token`. Raises `GrammarError` if the grammar does not allow it."""
         if not self.core.consume_token(token):
             raise GrammarError(self.problem or f"token {token} does not follow the grammar")
 
@@ -84,9 +84,10 @@ class Grammar:
 
 
 def fill_masks(matchers: Sequence[Matcher], vocab_size: int) -> tuple[torch.Tensor, dict[int, str]]:
-    """Which tokens may follow: bits `[matchers, words]` in int32, lowest bit first; and who cannot go on, and why.
+    """Masks of the tokens that may follow, and why some matchers cannot continue, by their index.
 
-    The matchers are of one compiler. Whoever cannot go on has no bit set.
+    Masks are bits `[matchers, words]` in int32, lowest bit first; all 0 for a matcher that cannot continue. The
+    matchers must come from one compiler.
     """
     words = matchers[0].mask_words
     if words * 32 < vocab_size:
@@ -108,7 +109,7 @@ def _executor() -> LLExecutor:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer. Thread-safe; the first call reads the tokenizer, which takes a second."""
+    """Compiles grammars for one tokenizer. Thread-safe. The first call reads the tokenizer, which takes a second."""
 
     def __init__(self, tokenizer: Any, *, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
@@ -139,7 +140,7 @@ class GrammarCompiler:
         if start.is_error():
             raise GrammarError(f"{spec.kind}: {explained(reason_of(start), spec)}")
         grammar = Grammar(start, mask_words=-(-vocabulary.vocab_size // 32), final=self._eos[0] if self._eos else None)
-        # The first mask shows what cannot even begin, here and not in the middle of everybody's step.
+        # The first mask shows here, and not in a step shared with others, whether any output is possible.
         probe = grammar.start()
         fill_masks([probe], self._vocab_size)
         if probe.core.is_error():
@@ -165,7 +166,7 @@ class GrammarCompiler:
         size = max(self._vocab_size, max(backend.get_vocab(with_added_tokens=True).values()) + 1)
         if self._eos:
             return LLTokenizer(backend.to_str(), n_vocab=size, eos_token=self._eos)
-        # A model without an end token gets one out of its reach: grammars end by it.
+        # Grammars need an end token. A model without one gets an id that it cannot sample.
         extended = Tokenizer.from_str(backend.to_str())
         extended.add_special_tokens([MADE_UP_EOS])
         eos = extended.get_vocab(with_added_tokens=True)[MADE_UP_EOS]

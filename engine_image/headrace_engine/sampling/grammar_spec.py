@@ -1,4 +1,4 @@
-"""Grammars as asked for, in llguidance's form, and what is wrong with them in words for people."""
+"""Grammars as requested, their translation for llguidance, and readable error messages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from llguidance import LLMatcher
 from headrace_engine.errors import EngineError
 
 MAX_BYTES = 65_536  # of one grammar's definition
-# Between any two tokens of JSON. Unbounded, a weak model writes blanks until max_tokens.
+# Blanks allowed between JSON tokens. Without a limit, a weak model may write blanks until max_tokens.
 JSON_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
-# Otherwise it spells out long texts that have no alternative, at each step again: tenths of a second for one of 64 kB.
+# Without this, it spells out long texts without alternatives at every step: tenths of a second for 64 kB.
 HEAD = '%llguidance {"no_forcing": true}\n'
 DEAD_END = "no token of this model's vocabulary continues it"
 
 
 class GrammarError(EngineError):
-    """The grammar cannot be used, or the output cannot go on in it; the message says what is wrong."""
+    """The grammar cannot be used, or the output cannot continue in it; the message says why."""
 
 
 class GrammarKind(StrEnum):
@@ -36,7 +36,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar as asked for.
+    """A grammar as requested.
 
     `value`: the schema (a dict, a bool, or JSON text), nothing for json_object, a regular expression that must match
     the whole output, or the strings to choose from.
@@ -60,7 +60,7 @@ def definition_of(spec: GrammarSpec) -> str:
 
 
 def _json(schema: str) -> str:
-    # A schema's own x-guidance may choose other options; these it may not.
+    # These override options that the schema sets with x-guidance.
     options: Any = {"lenient": False, "whitespace_pattern": JSON_BLANKS}
     try:
         made = json.loads(LLMatcher.grammar_from_json_schema(schema, overrides=options))
@@ -71,7 +71,7 @@ def _json(schema: str) -> str:
 
 def _regex(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise GrammarError("regex: must be a string that is not empty")
+        raise GrammarError("regex: must be a non-empty string")
     _check_size(GrammarKind.REGEX, value)
     return str(json.loads(LLMatcher.grammar_from_regex(value))["grammars"][0]["lark_grammar"])
 
@@ -96,7 +96,7 @@ def _schema_text(value: object) -> str:
 def _choice(value: object) -> str:
     strings = list(value) if isinstance(value, (list, tuple)) else []
     if not strings or not all(isinstance(item, str) and item for item in strings):
-        raise GrammarError("choice: must be a list of strings, none of them empty, with at least one")
+        raise GrammarError("choice: must be a list of at least one non-empty string")
     spelled = " | ".join(json.dumps(item, ensure_ascii=False) for item in strings)
     _check_size(GrammarKind.CHOICE, spelled)
     return f"start: {spelled}"
@@ -106,26 +106,26 @@ def _check_size(kind: GrammarKind, text: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise GrammarError(f"{kind}: holds half a character (a lone surrogate): send valid Unicode") from error
+        raise GrammarError(f"{kind}: contains half a character (a lone surrogate): send valid Unicode") from error
     if size > MAX_BYTES:
         raise GrammarError(f"{kind}: {size} bytes, at most {MAX_BYTES} are allowed")
 
 
 def reason_of(core: LLMatcher) -> str:
-    """What llguidance complains about, in one line."""
+    """llguidance's error in one line."""
     text = core.get_error().removesuffix("<non-verbose/>").strip()
     if not text or text.startswith("NoExtension"):
         return DEAD_END
-    # A parser's report shows the whole text and puts its point into a line of its own.
+    # A parser's report shows the whole text, with the actual error on a line of its own.
     point = re.search(r"^error: (.+)$", text, flags=re.MULTILINE)
     if point:
         return one_line(point[1])
-    text = re.split(r"\n\s+\d+ \| ", text)[0]  # our form of the grammar, which nobody wrote
+    text = re.split(r"\n\s+\d+ \| ", text)[0]  # our translation of the grammar, unknown to the client
     return one_line(re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", text))
 
 
 def explained(reason: str, spec: GrammarSpec) -> str:
-    """The reason in words for people, with the place of a keyword that is not supported."""
+    """A clearer message for some of llguidance's errors, with the place of an unsupported keyword."""
     if reason.startswith("Unimplemented keys: "):
         keys = re.findall(r'"([^"]+)"', reason)
         where = _place_of(spec.value, keys)
@@ -154,5 +154,5 @@ def _place_of(schema: object, keys: Sequence[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """A message without its line breaks, and not endless."""
+    """A message without line breaks, at most 300 characters long."""
     return " ".join(text.split())[:300]

@@ -1,6 +1,6 @@
-"""Log-probabilities under the model's raw logits, and how their tokens are spelled.
+"""Log-probabilities under the model's raw logits.
 
-Every number is finite: JSON has no infinity, and clients that parse strictly would lose the whole answer.
+Every number is finite: JSON has no infinity, and strict clients would fail to parse the whole answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOT_NUMBERS = RequestProblem("the model's logits are not numbers for this reques
 
 
 class NotNumbersError(ValueError):
-    """Logits that a score is wanted of hold NaN."""
+    """The logits of a row to be scored contain NaN."""
 
 
 def score_rows(logits: torch.Tensor, tokens: Sequence[int], *, top: Sequence[int]) -> list[TokenScore]:

@@ -1,4 +1,4 @@
-"""How one request samples."""
+"""Sampling parameters of one request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from headrace_engine.sampling.grammar import Grammar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request samples. The defaults are greedy and change nothing.
+    """Sampling parameters of one request. The defaults are greedy and leave the logits unchanged.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 keep every token. The repetition penalty divides (or
-    multiplies, below 0) the logits of tokens of prompt and output, as transformers'; the other two subtract from those
-    of the output alone, as OpenAI's. `logit_bias` holds (token id, what is added). `stop_token_ids` cannot be sampled
-    before `min_tokens` tokens. `logprobs` and `prompt_logprobs` are how many of the likeliest are told beside the token
-    itself; None tells nothing. The caller has checked every range and that ids are in the vocabulary.
+    multiplies, below 0) the logits of prompt and output tokens, as in transformers; the other two subtract from those
+    of output tokens only, as in OpenAI's API. `logit_bias` holds (token id, addend). `stop_token_ids` can't be sampled
+    before `min_tokens` tokens. `logprobs` and `prompt_logprobs` are how many of the likeliest tokens to report besides
+    the token itself; None reports nothing. The caller has checked all ranges, and that ids are in the vocabulary.
     """
 
     prompt_len: int
@@ -36,7 +36,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
+        """Whether the likeliest token is always taken."""
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
@@ -51,7 +51,7 @@ class SamplingParams:
         return asks or self.penalizes_output or self.repetition_penalty != 1.0
 
     def changes_logits(self, index: int) -> bool:
-        """Whether anything but temperature and cuts acts on the logits of token `index`."""
+        """Whether anything besides temperature and cuts changes the logits of token `index`."""
         return (
             bool(self.logit_bias)
             or self.repetition_penalty != 1.0
@@ -65,7 +65,7 @@ class SamplingParams:
         return index < self.min_tokens and bool(self.stop_token_ids)
 
     def check_ids(self, vocab_size: int) -> None:
-        """Raises `ValueError` for a biased token that is not in the vocabulary: on a GPU it would end the process."""
+        """Raise `ValueError` for a biased token outside the vocabulary, which on a GPU would crash the process."""
         outside = next((token for token, _ in self.logit_bias if not 0 <= token < vocab_size), None)
         if outside is not None:
             raise ValueError(f"logit_bias holds token id {outside}; the vocabulary is 0 to {vocab_size - 1}")

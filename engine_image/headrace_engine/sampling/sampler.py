@@ -1,11 +1,11 @@
 """From logits to tokens, for all rows of a step at once.
 
 A sampled token depends on (logits, parameters, seed, index, the request's own tokens) and nothing else, so the same
-seed gives the same text whatever runs beside it and however often it was preempted. Order of operations, as vLLM's:
+seed gives the same text whatever else is in the batch and however often it is preempted. The order is that of vLLM:
 bias, penalties, masks (`shaping`); temperature; min-p, top-k, top-p; one draw.
 
-The three cuts are thresholds on the probability, so tokens that tie are kept or dropped together: which of them a sort
-puts first differs between devices and batch sizes, and must not decide.
+The three cuts are thresholds on the probability, so tied tokens are kept or dropped together. Their order after a sort
+differs between devices and batch sizes, so the result must not depend on it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from headrace_engine.sampling.row_slices import row_slices
 from headrace_engine.sampling.shaping import shape
 from headrace_engine.sampling.token_state import Row
 
-LOOKS = (256, 4096)  # likeliest tokens to look at first: a full sort of the vocabulary costs milliseconds
+LOOKS = (256, 4096)  # numbers of likeliest tokens to try first, since a full sort of the vocabulary costs milliseconds
 LOWEST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one row gave: a token, its score if asked for; or the problem that ends the request."""
+    """Result of one row: a token, with its score if requested, or the problem that ends the request."""
 
     token: int = -1
     score: TokenScore | None = None
@@ -38,7 +38,7 @@ class Sampled:
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
     """Sample a token from each row of raw `logits [rows, vocabulary]`. A row without a possible token has a problem."""
     best, likeliest = logits.max(-1)
-    finite = best.isfinite().tolist()  # NaN and infinity both show in the largest
+    finite = best.isfinite().tolist()  # NaN and infinity both show in the maximum
     tokens: dict[int, int] = {at: token for at, token in enumerate(likeliest.tolist()) if finite[at]}
     problems = {at: NOT_NUMBERS for at, is_finite in enumerate(finite) if not is_finite}
     shaped = [at for at, row in enumerate(rows) if finite[at] and not row.takes_the_likeliest]
@@ -55,12 +55,12 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
 
 
 def _rows(logits: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """These rows, without a copy if they are all."""
+    """These rows; without a copy if they are all rows."""
     return logits if len(places) == len(logits) else logits[places]
 
 
 def _scores(logits: torch.Tensor, rows: Sequence[Row], tokens: Mapping[int, int]) -> dict[int, TokenScore]:
-    """Scores of the rows that ask for them and have a token, from the raw logits."""
+    """Scores, from the raw logits, of rows that have a token and request logprobs; by row."""
     asking = [at for at in tokens if rows[at].params.logprobs is not None]
     if not asking:
         return {}
@@ -69,7 +69,7 @@ def _scores(logits: torch.Tensor, rows: Sequence[Row], tokens: Mapping[int, int]
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[dict[int, int], dict[int, str]]:
-    """Tokens of rows that are not plainly greedy, or why there is none. `logits` are a copy: they are changed."""
+    """Tokens of rows that are not plainly greedy, and why others have none; both by row. Changes `logits`."""
     stuck = shape(logits, rows)
     possible = logits.amax(-1).isfinite().tolist()
     tokens, problems = {}, {}
@@ -96,7 +96,7 @@ def uniform(seed: str, index: int) -> float:
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Token ids: of what temperature and cuts leave, the one at share `uniform` of the weights in order of id."""
+    """Draw a token id per row: after temperature and cuts, the one at `uniform` in the weights cumulated by id."""
     temperature = _column([max(row.params.temperature, LOWEST_TEMPERATURE) for row in rows], logits)
     weights = logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature).softmax(-1)
     floor = _floor(weights, rows)
@@ -105,14 +105,14 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     bounds = weights.cumsum(-1, dtype=torch.float64)
     total = bounds[:, -1:]
     at = torch.tensor([[uniform(row.params.seed, row.index)] for row in rows], dtype=torch.float64).to(total.device)
-    # Below the total even when the product rounds up, so that a token without weight is never drawn.
+    # Kept below the total even if the product rounds up, so that a token with weight 0 is never drawn.
     target = torch.minimum(total * at, torch.nextafter(total, torch.zeros_like(total)))
     ids: list[int] = torch.searchsorted(bounds, target, right=True)[:, 0].tolist()
     return ids
 
 
 def _floor(weights: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor | None:
-    """The smallest weight that each row keeps, `[rows, 1]`; None where all keep all."""
+    """The smallest weight that each row keeps, `[rows, 1]`; None if all rows keep everything."""
     floor = None
     if any(row.params.min_p > 0 for row in rows):
         floor = weights.amax(-1, keepdim=True) * _column([row.params.min_p for row in rows], weights)
@@ -126,7 +126,7 @@ def _floor(weights: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor | None:
 
 
 def _tail_floor(weights: torch.Tensor, floor: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """`floor` raised to what top-k and top-p of these rows keep."""
+    """`floor`, raised to the smallest weight that top-k and top-p of these rows keep."""
     size = weights.shape[-1]
     left = list(range(len(rows)))
     for look in (*(look for look in LOOKS if look < size), size):
@@ -143,12 +143,12 @@ def _tail_floor(weights: torch.Tensor, floor: torch.Tensor, rows: Sequence[Row])
 def _cut(
     ordered: torch.Tensor, weights: torch.Tensor, floor: torch.Tensor, rows: Sequence[Row]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The new floor `[rows, 1]` from the largest weights in falling order, and whether they were enough to tell."""
+    """The new floor `[rows, 1]`, from the largest weights in descending order, and whether those were enough."""
     seen = ordered.shape[-1]
     top_k = torch.tensor([[row.params.top_k] for row in rows], device=ordered.device)
     kth = ordered.gather(-1, top_k.clamp(1, seen) - 1)
     floor = torch.where(top_k > 0, torch.maximum(floor, kth), floor)
-    # top-p counts within what min-p and top-k left.
+    # top-p is a share of what min-p and top-k leave.
     total = torch.where(floor > 0, (weights * (weights >= floor)).sum(-1, keepdim=True, dtype=torch.float64), 1.0)
     top_p = _column([row.params.top_p for row in rows], total)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered

@@ -1,4 +1,4 @@
-"""What acts on logits before the temperature: bias, penalties, the mask of stop tokens, the grammar's mask."""
+"""Changes to logits before the temperature: bias, penalties, mask of stop tokens, mask of the grammar."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headrace_engine.sampling.grammar import fill_masks
 from headrace_engine.sampling.token_state import Row
 
 MASKED = float("-inf")
-Change = tuple[int, Iterable[int], Iterable[float]]  # row, token ids (each once), a number for each
+Change = tuple[int, Iterable[int], Iterable[float]]  # row, distinct token ids, a number for each id
 
 
 def shape(logits: torch.Tensor, rows: Sequence[Row]) -> dict[int, str]:
-    """Change `logits [rows, vocabulary]` (fp32) in place. Returns which rows' grammar cannot go on, and why."""
+    """Change `logits [rows, vocabulary]` (fp32) in place. Returns why a row's grammar cannot continue, by row."""
     _apply(logits, _biases(rows), lambda old, bias: old + bias)
     _apply(logits, _repetitions(rows), lambda old, penalty: torch.where(old > 0, old / penalty, old * penalty))
     _apply(logits, _penalties(rows), lambda old, penalty: old - penalty)
@@ -49,7 +49,7 @@ def _early_stops(rows: Sequence[Row], vocab_size: int) -> Iterable[Change]:
 def _apply(
     logits: torch.Tensor, changes: Iterable[Change], change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:
-    """One pass over all rows: `change(old values, numbers)` at the given places."""
+    """Replace the logits at the given places, for all rows at once, by `change(old values, numbers)`."""
     where: list[int] = []
     tokens: list[int] = []
     numbers: list[float] = []

@@ -1,6 +1,6 @@
-"""What sampling must know of one request beside its parameters: its own tokens, and where it stands in its grammar.
+"""The sampling state of one request: its tokens and its position in its grammar.
 
-Owned by the loop and advanced by accepted tokens alone, so that a step that fails or is repeated changes nothing.
+Owned by the loop and advanced only by accepted tokens, so failed or repeated steps do not change it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headrace_engine.sampling.params import SamplingParams
 
 
 class TokenState:
-    """The tokens of one request. `prompt` is needed only where `params.needs_tokens`."""
+    """The tokens of one request. `prompt` is needed only if `params.needs_tokens`."""
 
     __slots__ = ("counts", "matcher", "params", "prompt", "prompt_scored", "seen")
 
@@ -22,7 +22,7 @@ class TokenState:
         self.params = params
         self.prompt = prompt
         self.matcher = None if params.grammar is None else params.grammar.start()
-        self.counts: dict[int, int] = {}  # of the output's tokens
+        self.counts: dict[int, int] = {}  # of output tokens, by id
         # Of prompt and output, in order; kept only for the repetition penalty.
         self.seen = dict.fromkeys(prompt) if params.repetition_penalty != 1.0 else {}
         self.prompt_scored = 0  # tokens of the prompt whose scores are known
@@ -34,11 +34,11 @@ class TokenState:
 
     @property
     def wants_prompt_scores(self) -> bool:
-        """Whether scores of the prompt are asked for and not all known."""
+        """Whether prompt scores are requested and not complete yet."""
         return self.params.prompt_logprobs is not None and self.prompt_scored < len(self.prompt) - 1
 
     def accept(self, token: int) -> None:
-        """The request goes on with `token`. Raises `GrammarError` if the grammar does not allow it."""
+        """Add an accepted `token`. Raises `GrammarError` if the grammar does not allow it."""
         if self.params.penalizes_output:
             self.counts[token] = self.counts.get(token, 0) + 1
         if self.params.repetition_penalty != 1.0:
@@ -49,29 +49,29 @@ class TokenState:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of logits to sample from: of which request, for its token `index` (0 is the first generated)."""
+    """One row of logits to sample from: the request's state, and the index of the new token (0 is the first)."""
 
     state: TokenState
     index: int
 
     @property
     def params(self) -> SamplingParams:
-        """Of the request."""
+        """The request's parameters."""
         return self.state.params
 
     @property
     def takes_the_likeliest(self) -> bool:
-        """Whether the raw logits' likeliest token is the result."""
+        """Whether the result is just the likeliest token of the raw logits."""
         return self.params.is_greedy and not self.params.changes_logits(self.index)
 
     @property
     def final_token(self) -> int | None:
-        """The token that ends the request where nothing else is possible and its grammar is satisfied."""
+        """The token that ends the request if no other is possible and its grammar is satisfied; else None."""
         return None if self.state.matcher is None else self.state.matcher.final_token
 
     @property
     def no_token_left(self) -> str:
-        """Why no token is possible."""
+        """The message for a row in which no token is possible."""
         causes = ["logit_bias"] if self.params.logit_bias else []
         causes += ["min_tokens"] if self.params.masks_stops(self.index) else []
         causes += ["the grammar"] if self.state.matcher is not None else []

@@ -1,13 +1,13 @@
 """The container runtime of the embedded cluster: CRI v1 over processes of this machine.
 
-What is ours here is only "start this process in this file view": no image is pulled, the image of every allowed name
-is the machine's own root, seen copy-on-write. Probes, restarts, volumes, logs, status are the real kubelet's.
+It only starts processes in a view of the file system: no image is pulled, and every allowed image name stands for the
+machine's own root, seen copy-on-write. Probes, restarts, volumes, logs and status come from the real kubelet.
 
-What a runtime on a real node does and this one does not: memory and CPU limits are not enforced (no cgroups), pods
-share the machine's network, seccomp and AppArmor profiles are not applied, there is no exec/attach/port-forward
-streaming. Everything else that a pod asks for is done or refused with a clear message.
+Unlike a runtime on a real node, it does not enforce memory and CPU limits (no cgroups), pods share the machine's
+network, seccomp and AppArmor profiles are not applied, and there is no streaming for exec, attach and port-forward.
+Everything else that a pod asks for is done, or refused with a clear message.
 
-In a user namespace (`unshare --user --map-root-user`) there is one user only: containers run as it whatever the pod
+A user namespace (`unshare --user --map-root-user`) has only one user: containers run as that user whatever the pod
 asks for, and the kubelet cannot set up volumes of pods with `runAsUser` or `fsGroup` (its chown fails). Pods that leave
-the user to the image run there as everywhere.
+the user to the image run as usual.
 """

@@ -11,11 +11,15 @@ from headrace_local.serving import log_to_stderr, ready_until_stopped
 
 
 def main() -> int:
-    """Serve; the exit code."""
+    """Serve until SIGTERM; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m headrace_local.runtime", description=__doc__)
     parser.add_argument("--slot", type=int, default=0, help="number of the embedded cluster")
     parser.add_argument(
-        "--extra-image", action="append", default=[], metavar="NAME", help="one more image name that means this machine"
+        "--extra-image",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an additional image name that stands for this machine",
     )
     options = parser.parse_args()
     log_to_stderr()

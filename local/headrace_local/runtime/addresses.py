@@ -9,10 +9,10 @@ from headrace_local.runtime.errors import CriError
 
 
 def next_address(slot: Slot, cursor: int, taken: Collection[str]) -> tuple[str, int]:
-    """The first free pod address from `cursor` on, and where to look next time.
+    """The first free pod address from index `cursor` on, and the cursor for the next call.
 
-    Going on after the last one given out, instead of taking the lowest free one, keeps an address unused for as long
-    as possible after its pod's end: clients that still know it get a refused connection, not somebody else's pod.
+    Continuing after the last address, instead of taking the lowest free one, leaves an address unused for as long as
+    possible after its pod has ended: clients that still use it get a refused connection, not another pod.
     CriError when all addresses are taken.
     """
     for step in range(PODS_PER_SLOT):

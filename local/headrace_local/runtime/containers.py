@@ -31,13 +31,13 @@ from headrace_local.runtime.states import (
 
 log = logging.getLogger(__name__)
 
-#: How long the kernel may take to end a killed container before we say so.
+#: How long a killed container may take to end before we report an error.
 _KILL_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSetting:
-    """What all containers of this node have in common: the machine they see, the images, the images' variables."""
+    """What all containers of this node share: the machine's facts, the images, the images' variables."""
 
     machine: Machine
     images: ImagePolicy
@@ -55,14 +55,14 @@ class Containers:
     # -- looking -------------------------------------------------------------------------------------------------
 
     def get(self, container_id: str) -> ContainerRecord:
-        """The container; NotFoundError."""
+        """The container with this id; NotFoundError if there is none."""
         record = self._records.container(container_id)
         if record is None:
             raise NotFoundError(f"container {container_id} does not exist")
         return record
 
     def state(self, container_id: str) -> ContainerState:
-        """In what state the container is now; NotFoundError."""
+        """The container's current state; NotFoundError if there is none."""
         self._launchers.reap()
         return read_state(self._records.folder(self.get(container_id).id))
 
@@ -74,7 +74,7 @@ class Containers:
     # -- acting --------------------------------------------------------------------------------------------------
 
     def create(self, sandbox: SandboxRecord, config: Any) -> ContainerRecord:
-        """Plan a container of this sandbox; nothing runs yet. RefusedError, NotFoundError (image)."""
+        """Create a container without starting it. CriRefusedError, WrongStateError, NotFoundError (image)."""
         if not sandbox.ready:
             raise WrongStateError(f"sandbox {sandbox.id} is stopped")
         image = self._setting.images.find(config.image.user_specified_image or config.image.image)
@@ -103,12 +103,12 @@ class Containers:
         """Start a created container; CriError with the reason if its command cannot be run."""
         record = self.get(container_id)
         if self.state(container_id).phase is not ContainerPhase.CREATED:
-            raise WrongStateError(f"container {container_id} was started before")
+            raise WrongStateError(f"container {container_id} was started already")
         self._launchers.start(self._records.folder(container_id))
         log.info("container %s of %s started", record.name, record.sandbox[:12])
 
     def stop(self, container_id: str, grace: float) -> None:
-        """Ask the container to end, and kill it after `grace` seconds; nothing happens if it is unknown or over."""
+        """Send the stop signal, and kill it after `grace` seconds. Does nothing if it is unknown or has ended."""
         record = self._records.container(container_id)
         if record is None:
             return
@@ -120,36 +120,36 @@ class Containers:
             and state.init is not None
             and state.supervisor is not None
         ):
-            state.init.signal(record.stop_signal)
+            state.init.send(record.stop_signal)
             if state.supervisor.wait(grace):
                 return
             log.info("container %s did not end within %g s of its stop signal: killing it", record.name, grace)
         kill(folder)
 
     def remove(self, container_id: str) -> None:
-        """Kill it if it runs, and forget it; nothing happens if it is unknown."""
+        """Kill it if it runs, and delete it. Does nothing if it is unknown."""
         if self._records.container(container_id) is not None:
             self.stop(container_id, 0)
             self._records.drop_container(container_id)
         self._launchers.reap()
 
     def execute(self, container_id: str, command: list[str], timeout: float | None) -> tuple[int, bytes, bytes]:
-        """Run a command beside the container's own, as the same user: exit code, stdout, stderr."""
+        """Run a command inside the container, as its user; returns exit code, stdout, stderr."""
         state = self.state(container_id)
         if state.phase is not ContainerPhase.RUNNING or state.init is None:
             raise WrongStateError(f"container {container_id} is not running")
         if not command:
-            raise CriRefusedError("there is no command to be run")
+            raise CriRefusedError("no command given")
         own = self._records.launch_plan(container_id)["command"]
         plan: CommandPlan = {**own, "argv": command}
-        return run_inside({"pid": state.init.pid, "start": state.init.start, "command": plan}, timeout)
+        return run_inside({"pid": state.init.pid, "start": state.init.start_ticks, "command": plan}, timeout)
 
     def reopen_log(self, container_id: str) -> None:
-        """Go on in a new log file at the container's log path, after the kubelet moved the old one."""
+        """Make the launcher open a new log file at the container's log path, after the kubelet moved the old one."""
         record, state = self.get(container_id), self.state(container_id)
         if state.phase is not ContainerPhase.RUNNING or state.supervisor is None:
             raise WrongStateError(f"container {container_id} is not running")
-        state.supervisor.signal(signal.SIGUSR1)
+        state.supervisor.send(signal.SIGUSR1)
         deadline = time.monotonic() + 5
         while not Path(record.log_path).exists():
             if time.monotonic() > deadline:
@@ -198,14 +198,14 @@ class Containers:
 
 
 def kill(folder: Path) -> None:
-    """Kill whatever runs in the container of this folder, and see its end noted; CriError if it does not end."""
+    """Kill the container of this folder and make sure that its end is noted. CriError if it does not end."""
     state = read_state(folder)
     if state.phase is not ContainerPhase.RUNNING or state.supervisor is None:
         return
-    # The first process's end is the end of its whole process namespace; without one yet, end the launcher itself.
-    if state.init is None or not state.init.signal(signal.SIGKILL):
+    # When the first process ends, so does its whole process namespace. If there is none yet, kill the launcher.
+    if state.init is None or not state.init.send(signal.SIGKILL):
         state.supervisor.wait(1.0)
-        state.supervisor.signal(signal.SIGKILL)
+        state.supervisor.send(signal.SIGKILL)
     if not state.supervisor.wait(_KILL_SECONDS):
         raise CriError(f"container {folder.name} did not end within {_KILL_SECONDS:g} s of SIGKILL")
     if read_state(folder).exit is None:

@@ -19,7 +19,7 @@ _STATE = {
 
 
 def sandbox_item(record: SandboxRecord) -> Any:
-    """A sandbox as ListPodSandbox shows it."""
+    """A sandbox for ListPodSandbox."""
     return pb.PodSandbox(
         id=record.id,
         metadata=_sandbox_metadata(record),
@@ -31,7 +31,7 @@ def sandbox_item(record: SandboxRecord) -> Any:
 
 
 def sandbox_status(record: SandboxRecord) -> Any:
-    """A sandbox as PodSandboxStatus shows it."""
+    """A sandbox for PodSandboxStatus."""
     namespaces = pb.NamespaceOption(network=pb.NODE if record.host_network else pb.POD, pid=pb.CONTAINER, ipc=pb.NODE)
     return pb.PodSandboxStatus(
         id=record.id,
@@ -46,7 +46,7 @@ def sandbox_status(record: SandboxRecord) -> Any:
 
 
 def container_item(record: ContainerRecord, state: ContainerState) -> Any:
-    """A container as ListContainers shows it."""
+    """A container for ListContainers."""
     return pb.Container(
         id=record.id,
         pod_sandbox_id=record.sandbox,
@@ -62,7 +62,7 @@ def container_item(record: ContainerRecord, state: ContainerState) -> Any:
 
 
 def container_status(record: ContainerRecord, state: ContainerState) -> Any:
-    """A container as ContainerStatus shows it."""
+    """A container for ContainerStatus."""
     status = pb.ContainerStatus(
         id=record.id,
         metadata=pb.ContainerMetadata(name=record.name, attempt=record.attempt),
@@ -97,7 +97,7 @@ def container_status(record: ContainerRecord, state: ContainerState) -> Any:
 
 
 def container_stats(record: ContainerRecord, usage: ResourceUsage, now: int) -> Any:
-    """A container's use of CPU and memory; the writable layer lies in memory and is not counted."""
+    """CPU and memory use of a container. Its writable layer is in memory and not counted."""
     return pb.ContainerStats(
         attributes=pb.ContainerAttributes(
             id=record.id,
@@ -111,7 +111,7 @@ def container_stats(record: ContainerRecord, usage: ResourceUsage, now: int) -> 
 
 
 def sandbox_stats(record: SandboxRecord, containers: list[Any], usage: ResourceUsage, now: int) -> Any:
-    """A pod's use: its containers' together."""
+    """CPU and memory use of a pod: the sum over its containers."""
     return pb.PodSandboxStats(
         attributes=pb.PodSandboxAttributes(
             id=record.id,
@@ -129,12 +129,12 @@ def sandbox_stats(record: SandboxRecord, containers: list[Any], usage: ResourceU
 
 
 def image_message(image: Image) -> Any:
-    """An image as the image service shows it: of size nought, since it is the machine itself."""
+    """An image for the image service. It has no real size, since it is the machine itself."""
     return pb.Image(
         id=image.id,
         repo_tags=[image.name],
         repo_digests=[],
-        size=1,  # the kubelet takes nought for "unknown" and logs it
+        size=1,  # the kubelet takes 0 for "unknown" and logs that
         uid=None if image.uid is None else pb.Int64Value(value=image.uid),
         spec=pb.ImageSpec(image=image.name),
         pinned=True,
@@ -142,7 +142,7 @@ def image_message(image: Image) -> Any:
 
 
 def labels_match(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether every label of the selector is there."""
+    """Whether `labels` contains every label of the selector."""
     return all(labels.get(key) == value for key, value in selector.items())
 
 

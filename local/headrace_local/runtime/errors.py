@@ -1,10 +1,10 @@
-"""What a CRI call may fail with; `rpc` turns each into the gRPC status that the kubelet looks at."""
+"""Errors of CRI calls; `rpc` turns each into the gRPC status that the kubelet understands."""
 
 from __future__ import annotations
 
 
 class CriError(Exception):
-    """The call cannot be done; the message goes to the pod's events as it is."""
+    """The call failed; its message is shown unchanged in the pod's events."""
 
 
 class NotFoundError(CriError):
@@ -12,7 +12,7 @@ class NotFoundError(CriError):
 
 
 class CriRefusedError(CriError):
-    """The request asks for something that this runtime does not do, or contradicts itself."""
+    """The request asks for something that this runtime does not support, or contradicts itself."""
 
 
 class WrongStateError(CriError):
@@ -20,4 +20,4 @@ class WrongStateError(CriError):
 
 
 class TimedOutError(CriError):
-    """A command did not end in its time."""
+    """A command did not end within its timeout."""

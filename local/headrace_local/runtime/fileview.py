@@ -1,9 +1,9 @@
-"""What a container sees as its root: planned here as data (pure), carried out by `inner.rootfs`.
+"""The root that a container sees: planned here as data (pure), built by `inner.rootfs`.
 
 The image is this machine: an overlay of `/` (and of every other real file system of the machine) that the container
-may write to without touching the machine. Folders that no image would carry are hidden: the machine's temporary and
-run-time folders, and the clusters' own state with its keys. What our own code needs of a hidden folder (a checkout in
-/tmp), or would lose below a volume (a pod's own /tmp), is laid in again at its place.
+may write to without touching the machine. Folders that no image would contain are hidden: the machine's temporary and
+run-time folders, and the clusters' own state with its keys. What our own code needs from a hidden folder (a checkout in
+/tmp), or from a folder covered by a volume (a pod's own /tmp), is mounted again in its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace_local.runtime.records import MountRecord
 
 Step = dict[str, object]
 
-#: File systems that are views into the kernel or hold nothing that an image would.
+#: File systems that are views into the kernel or hold nothing that would be in an image.
 _NOT_AN_IMAGE = frozenset(
     [
         *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
@@ -38,7 +38,7 @@ class MountPoint:
 
 @dataclass(frozen=True, slots=True)
 class HiddenFolder:
-    """A folder to be shown empty, and the mode of the empty one."""
+    """A folder to show as empty, and the mode of the empty one."""
 
     path: str
     mode: int
@@ -46,10 +46,10 @@ class HiddenFolder:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the plan has to know of the machine.
+    """Facts about the machine that the plan depends on.
 
-    `needed` are the files and folders that our own Python, its packages and the models are in; `mapped_root` says
-    that root is only root of a user namespace, and `top_folders` are then the folders in `/`.
+    `needed` are the files and folders of our own Python, its packages and the models. With `mapped_root`, root is only
+    root of a user namespace, and `top_folders` are the folders in `/`.
     """
 
     mounts: tuple[MountPoint, ...]
@@ -76,8 +76,8 @@ def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
     hidden = _hidden(machine)
     further = _further_layers(machine, hidden)
     if machine.mapped_root:
-        # In a user namespace the kernel refuses an overlay of a folder in which something else is mounted, as in `/`
-        # there always is; so each folder of `/` gets one of its own.
+        # In a user namespace the kernel refuses an overlay of a folder with other mounts in it, as `/` always has. So
+        # each folder of `/` gets an overlay of its own.
         layers = [*_top_layers(machine, hidden, further), *further]
         steps: list[Step] = [{"do": "skeleton"}, *(_overlay(layer, userxattr=True) for layer in layers)]
     else:
@@ -100,7 +100,7 @@ def plan_view(machine: Machine, request: ViewRequest) -> list[Step]:
     steps += [{"do": "readonly", "path": path} for path in request.readonly]
     if request.readonly_root:
         volumes = _volumes(request.mounts)
-        # What a volume lies over is not there to be sealed, and the volume is writable on purpose.
+        # Folders covered by a volume can't be sealed, and the volume is writable on purpose.
         bare = [folder.path for folder in hidden if not any(below(folder.path, volume) for volume in volumes)]
         sealed = [*dict.fromkeys(["/", *layers]), *bare, *inlaid, *(folder.path for folder in inner)]
         steps.append({"do": "seal", "paths": sealed})
@@ -125,12 +125,12 @@ def parents(path: str) -> list[str]:
 
 
 def below(path: str, folder: str) -> bool:
-    """Whether the path is the folder or lies in it."""
+    """Whether the path is the folder or is inside it."""
     return folder in {"/", path} or path.startswith(folder.rstrip("/") + "/")
 
 
 def _hidden(machine: Machine) -> list[HiddenFolder]:
-    """The folders to hide, without those inside another one."""
+    """The folders to hide, without those inside others."""
     chosen: list[HiddenFolder] = []
     for folder in machine.hidden:
         if not any(below(folder.path, other.path) for other in chosen):
@@ -139,7 +139,7 @@ def _hidden(machine: Machine) -> list[HiddenFolder]:
 
 
 def _inlaid(needed: Iterable[str], covers: Sequence[str]) -> list[str]:
-    """What is needed and lies below a cover. A volume at the very place is what the pod asked for."""
+    """Needed paths inside a covered folder. A volume mounted at exactly such a path stays, as the pod asked for it."""
     return [path for path in needed if any(below(path, cover) and path != cover for cover in covers)]
 
 
@@ -148,7 +148,7 @@ def _volumes(mounts: Sequence[MountRecord]) -> list[str]:
 
 
 def _shown(machine: Machine, hidden: Iterable[HiddenFolder]) -> Iterator[MountPoint]:
-    """The machine's mounts other than `/` that belong to the image: real file systems, and what holds needed things."""
+    """The machine's mounts except `/` that belong to the image: real file systems, and any that hold needed paths."""
     covered = [*_MADE_HERE, *(folder.path for folder in hidden)]
     for mount in {
         mount.path: mount for mount in machine.mounts
@@ -173,12 +173,12 @@ def _overlay(lower: str, *, userxattr: bool) -> Step:
 
 
 def _file_mounts(machine: Machine, hidden: Iterable[HiddenFolder]) -> list[str]:
-    """Single files that are mounted, as container engines do with /etc/resolv.conf."""
+    """Single mounted files, such as a container engine's /etc/resolv.conf."""
     return [mount.path for mount in _shown(machine, hidden) if not mount.is_folder]
 
 
 def _opened(needed: Iterable[str]) -> list[Step]:
-    """Let a user who is not root reach what is needed: its parents may be passed, it may be read."""
+    """Steps that let users other than root read what is needed, and pass through its parent folders."""
     leaves = list(dict.fromkeys(needed))
     passed = dict.fromkeys(parent for path in leaves for parent in parents(path))
     steps: list[Step] = [{"do": "open", "path": path, "leaf": False} for path in passed if path not in leaves]

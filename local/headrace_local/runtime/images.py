@@ -1,4 +1,4 @@
-"""The images of the embedded cluster: names only, every one of them is this machine (pure)."""
+"""The images of the embedded cluster. They are only names: all of them stand for this machine (pure)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _OURS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One name for this machine. `uid` None means root, as for most images of others."""
+    """A name that stands for this machine. `uid` None means root, as in most images other than ours."""
 
     name: str
     uid: int | None
 
     @property
     def id(self) -> str:
-        """Stands for the content's digest; there is no content, so it is made from the name."""
+        """In place of the content's digest, a hash of the name."""
         return "sha256:" + hashlib.sha256(self.name.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePolicy:
-    """Which references name this machine: `headrace/*`, and the ones in `extra` (for tests; without a tag)."""
+    """Which references stand for this machine: `headrace/*`, and those in `extra` (without tags; for tests)."""
 
     extra: frozenset[str] = frozenset()
 
@@ -47,8 +47,8 @@ class ImagePolicy:
             return Image(reference, None)
         known = ", ".join(["headrace/*", *sorted(self.extra)])
         raise NotFoundError(
-            f'image "{reference}" cannot be pulled: the embedded cluster has no image store, it runs only images that '
-            f"are this machine ({known}). Use another cluster (--context) for other images."
+            f'image "{reference}" cannot be pulled: the embedded cluster has no image store and runs only images that '
+            f"stand for this machine ({known}). Use another cluster (--context) for other images."
         )
 
 

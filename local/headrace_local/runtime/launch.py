@@ -1,4 +1,4 @@
-"""Start the small interpreters of `inner`: a launcher for a container, a helper for one command inside it."""
+"""Starts the small interpreters of `inner`: a launcher per container, a helper per command inside one."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from headrace_local.runtime.plans import EnterPlan
 log = logging.getLogger(__name__)
 
 _ROOT = str(Path(headrace_local.__file__).parent.parent)
-# -S leaves out site-packages and with it the start-up cost of every .pth file; so the one needed folder is named here.
+# -S skips site-packages and so the start-up cost of every .pth file; the one folder needed is passed instead.
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]); from headrace_local.runtime.inner import {module}; sys.exit({call})"
 )
 _SUPERVISOR = _CODE.format(module="supervisor", call="supervisor.main(sys.argv[2])")
 _ENTER = _CODE.format(module="enter", call="enter.main()")
-# The marker by which `down` finds what belongs to the slot is handed on; nothing else of our environment is.
+# Of our environment only the marker is passed on by which `down` finds processes of the slot.
 _ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
     **{name: value for name, value in os.environ.items() if name == STATE_MARKER},
 }
-#: More output of one ExecSync than this is cut off, as other runtimes do.
+#: Output of one ExecSync is cut off after this many bytes, as in other runtimes.
 MAX_OUTPUT = 16 << 20
 
 
 class Launchers:
-    """The launchers that this process started; they outlive it, but while it lives it has to collect them."""
+    """The launchers that this process started. They may outlive it; until then it must reap those that end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class Launchers:
             raise CriError(error)
 
     def reap(self) -> None:
-        """Collect the launchers that have ended."""
+        """Reap the launchers that have ended."""
         with self._lock:
             self._running = [process for process in self._running if process.poll() is None]
 
@@ -87,7 +87,7 @@ def run_inside(plan: EnterPlan, timeout: float | None) -> tuple[int, bytes, byte
     try:
         out, err = process.communicate(json.dumps(plan).encode(), timeout)
     except subprocess.TimeoutExpired:
-        # The whole group: what the command started may hold the pipes open for ever.
+        # The whole group, since processes started by the command could hold the pipes open for ever.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise TimedOutError(f'"{plan["command"]["argv"][0]}" did not end within {timeout:g} s') from None
@@ -96,4 +96,4 @@ def run_inside(plan: EnterPlan, timeout: float | None) -> tuple[int, bytes, byte
 
 def _tail(path: Path) -> str:
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

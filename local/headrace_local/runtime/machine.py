@@ -1,4 +1,4 @@
-"""What this machine is: its mounts, where our Python is, whether root is real. Looked up once, at the start."""
+"""Facts about this machine: its mounts, the paths of our Python, whether root is real. Read once, at the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace_local.runtime.fileview import HiddenFolder, Machine, MountPoint, b
 
 
 def look(slot: Slot) -> Machine:
-    """The facts that file views are planned with."""
+    """Read the facts that file views are planned with."""
     found = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
     return Machine(
         mounts=tuple(
@@ -35,7 +35,7 @@ def look(slot: Slot) -> Machine:
 
 
 def needed_paths(slot: Slot) -> list[str]:
-    """The folders that a container has to reach to run our Python with our packages and models."""
+    """The folders that a container needs to run our Python with our packages and models."""
     folders = [sys.prefix, sys.base_prefix, *sys.path, str(slot.cache_dir)]
     folders += [str(hop.parent) for hop in _hops(Path(sys.executable))]
     both = [form for folder in folders for form in (folder, os.path.realpath(folder))]
@@ -43,7 +43,7 @@ def needed_paths(slot: Slot) -> list[str]:
 
 
 def _hops(path: Path) -> list[Path]:
-    """The path and every symbolic link on the way to its file."""
+    """The path and, link by link, those it points to."""
     hops = [path]
     while hops[-1].is_symlink():
         hops.append(hops[-1].parent / hops[-1].readlink())
@@ -51,7 +51,7 @@ def _hops(path: Path) -> list[Path]:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Without those that lie in another one."""
+    """The paths without those inside others."""
     chosen: list[str] = []
     for path in sorted(dict.fromkeys(os.path.normpath(path) for path in paths)):
         if not any(below(path, other) for other in chosen):

@@ -1,4 +1,4 @@
-"""What the runtime writes for the launcher: the shape of `launch.json` and of an exec request (types only)."""
+"""Types of the launcher's `launch.json` and of the plan for a command inside a container."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class CommandPlan(TypedDict):
-    """A command and who runs it. `honour_user` is false where users cannot be changed (a mapped root)."""
+    """A command and its user. `honour_user` is false where the user can't be changed (mapped root)."""
 
     argv: list[str]
     env: dict[str, str]
@@ -30,7 +30,7 @@ class LaunchPlan(TypedDict):
 
 
 class EnterPlan(TypedDict):
-    """A command to be run beside a container's first process `pid` (started at clock tick `start`)."""
+    """A command to run in the namespaces of process `pid` (started at clock tick `start`)."""
 
     pid: int
     start: int

@@ -1,9 +1,9 @@
-"""What the runtime remembers, on disk: it may be killed at any moment and finds its pods again.
+"""The runtime's records on disk, from which it finds its pods again after being killed at any moment.
 
 runtime/cursor                       the next pod address to try
 runtime/sandboxes/ID.json            one SandboxRecord
 runtime/containers/ID/record.json    one ContainerRecord (written once)
-runtime/containers/ID/launch.json    what the launcher is to do
+runtime/containers/ID/launch.json    the launcher's plan
 runtime/containers/ID/state.json     who runs it (written by the launcher)
 runtime/containers/ID/exit.json      how it ended (written by the launcher)
 """
@@ -24,7 +24,7 @@ from headrace_local.runtime.plans import LaunchPlan
 
 @dataclass(frozen=True, slots=True)
 class SandboxRecord:
-    """One pod: what the kubelet said about it, its address, the boot in which it was made. Times in nanoseconds."""
+    """One pod: the kubelet's settings, its address, the boot in which it was made. Times in nanoseconds."""
 
     id: str
     name: str
@@ -53,7 +53,7 @@ class SandboxRecord:
 
 @dataclass(frozen=True, slots=True)
 class MountRecord:
-    """A mount as the kubelet asked for it."""
+    """A mount as requested by the kubelet."""
 
     container_path: str
     host_path: str
@@ -63,7 +63,7 @@ class MountRecord:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
-    """One container as it was created. `stop_signal` is the number of the signal that asks it to end."""
+    """One container as it was created. `stop_signal` is a signal number, `created_at` in nanoseconds."""
 
     id: str
     sandbox: str
@@ -89,7 +89,7 @@ class ContainerRecord:
 
 
 class ContainerRecords:
-    """The records of one slot, in memory and on disk. Every method may be called from any thread."""
+    """The records of one slot, in memory and on disk. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -106,13 +106,13 @@ class ContainerRecords:
 
     @property
     def lock(self) -> threading.RLock:
-        """Hold it to make several calls one."""
+        """Hold it to make several calls atomic."""
         return self._lock
 
     # -- sandboxes -----------------------------------------------------------------------------------------------
 
     def sandboxes(self) -> list[SandboxRecord]:
-        """Every sandbox that was not removed."""
+        """Every sandbox not removed, including stopped ones."""
         with self._lock:
             return list(self._sandboxes.values())
 
@@ -122,13 +122,13 @@ class ContainerRecords:
             return self._sandboxes.get(sandbox_id)
 
     def put_sandbox(self, record: SandboxRecord) -> None:
-        """Write a new sandbox, or a changed one."""
+        """Add or replace a record."""
         with self._lock:
             write_json(str(self._sandboxes_dir / f"{record.id}.json"), dataclasses.asdict(record))
             self._sandboxes[record.id] = record
 
     def drop_sandbox(self, sandbox_id: str) -> None:
-        """Forget it; nothing happens if it is unknown."""
+        """Delete the record, if there is one."""
         with self._lock:
             self._sandboxes.pop(sandbox_id, None)
             (self._sandboxes_dir / f"{sandbox_id}.json").unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class ContainerRecords:
     # -- containers ----------------------------------------------------------------------------------------------
 
     def containers(self, sandbox_id: str | None = None) -> list[ContainerRecord]:
-        """Every container that was not removed (of one sandbox)."""
+        """Every container not removed, of one sandbox or of all."""
         with self._lock:
             return [record for record in self._containers.values() if sandbox_id in (None, record.sandbox)]
 
@@ -158,11 +158,11 @@ class ContainerRecords:
             return self._containers.get(container_id)
 
     def folder(self, container_id: str) -> Path:
-        """Where the container's files lie."""
+        """The folder of the container's files."""
         return self._containers_dir / container_id
 
     def put_container(self, record: ContainerRecord, plan: LaunchPlan) -> None:
-        """Write a new container and what its launcher is to do."""
+        """Add a container, with the plan for its launcher."""
         with self._lock:
             folder = self.folder(record.id)
             folder.mkdir(parents=True, exist_ok=True)
@@ -171,17 +171,19 @@ class ContainerRecords:
             self._containers[record.id] = record
 
     def launch_plan(self, container_id: str) -> LaunchPlan:
-        """What `put_container` wrote for the launcher."""
+        """The launcher's plan, as `put_container` wrote it."""
         plan: LaunchPlan = json.loads((self.folder(container_id) / "launch.json").read_text(encoding="utf-8"))
         return plan
 
     def drop_container(self, container_id: str) -> None:
-        """Forget it and remove its files; nothing happens if it is unknown."""
+        """Delete its record and its files, if there are any."""
         with self._lock:
             self._containers.pop(container_id, None)
             folder = self.folder(container_id)
             if folder.exists():
-                (folder / "record.json").unlink(missing_ok=True)  # first, so that half a removal is not half a record
+                (folder / "record.json").unlink(
+                    missing_ok=True
+                )  # first, so that an interrupted removal leaves no record
                 shutil.rmtree(folder)
 
     @property

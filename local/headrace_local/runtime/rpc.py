@@ -1,8 +1,8 @@
-"""gRPC services and calls from descriptors, instead of generated service classes.
+"""gRPC services and calls made from descriptors instead of generated service classes.
 
 A handler object has one method per call, in snake_case (`ListContainers` -> `list_containers`), that takes the
-request and returns the response (an iterator of responses for a streaming call). Calls that it lacks answer
-UNIMPLEMENTED with the handler's `unimplemented` text.
+request and returns the response (an iterator of responses for a streaming call). Calls without a method are
+answered UNIMPLEMENTED with the handler's `unimplemented` text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def service(descriptor: Any, handler: object) -> Any:
 
 
 def call(channel: Any, descriptor: Any, name: str) -> Any:
-    """The client's side of one call: `call(channel, service, "Version")(request, timeout=3)`."""
+    """The client side of a call: `call(channel, service, "Version")(request, timeout=3)`."""
     method = descriptor.methods_by_name[name]
     make = channel.unary_stream if method.server_streaming else channel.unary_unary
     return make(
@@ -78,7 +78,7 @@ def _answering(name: str, function: Callable[[Any], Any]) -> Callable[[Any, Any]
             log.log(logging.DEBUG if isinstance(error, NotFoundError) else logging.WARNING, "%s: %s", name, error)
         except Exception as error:
             log.exception("%s failed", name)
-            code, text = grpc.StatusCode.INTERNAL, f"bug in the runtime, see its log: {error!r}"
+            code, text = grpc.StatusCode.INTERNAL, f"a bug in the runtime (see its log): {error!r}"
         return context.abort(code, text)
 
     return answer

@@ -1,4 +1,4 @@
-"""Pods: an address and a record; there is no process behind a sandbox, since pods share the machine's network."""
+"""Sandboxes (pods): an address and a record each. They need no process, since pods share the machine's network."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace_local.layout import Slot
+from headrace_local.process_id import boot_id
 from headrace_local.runtime.addresses import next_address
 from headrace_local.runtime.errors import CriRefusedError, NotFoundError
-from headrace_local.runtime.processes import boot_id
 from headrace_local.runtime.records import ContainerRecords, SandboxRecord
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _POD, _NODE = 0, 2
 
 
 class Sandboxes:
-    """Makes, stops and removes sandboxes. `end_container` ends and `remove_container` removes one by its id."""
+    """Makes, stops and removes sandboxes. `end_container` and `remove_container` take a container's id."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Sandboxes:
         self._remove_container = remove_container
 
     def run(self, config: Any, runtime_handler: str) -> SandboxRecord:
-        """A new sandbox with an address that no living one has."""
+        """Make a sandbox with an address that no other one uses. CriRefusedError for unsupported options."""
         options = config.linux.security_context.namespace_options
         _check(options, runtime_handler)
         with self._records.lock:
@@ -66,7 +66,7 @@ class Sandboxes:
         return record
 
     def stop(self, sandbox_id: str) -> None:
-        """End what runs in it and give its address back; nothing happens if it is unknown or stopped."""
+        """End its containers and release its address. Does nothing if it is unknown or stopped."""
         record = self._records.sandbox(sandbox_id)
         if record is None:
             return
@@ -75,21 +75,21 @@ class Sandboxes:
         self._records.put_sandbox(dataclasses.replace(record, ready=False))
 
     def remove(self, sandbox_id: str) -> None:
-        """Stop it and forget it with its containers."""
+        """Stop it, and delete its record and its containers."""
         self.stop(sandbox_id)
         for container in self._records.containers(sandbox_id):
             self._remove_container(container.id)
         self._records.drop_sandbox(sandbox_id)
 
     def get(self, sandbox_id: str) -> SandboxRecord:
-        """The sandbox; NotFoundError."""
+        """The sandbox with this id; NotFoundError if there is none."""
         record = self._records.sandbox(sandbox_id)
         if record is None:
             raise NotFoundError(f"sandbox {sandbox_id} does not exist")
         return record
 
     def adopt(self) -> None:
-        """After a start of the runtime: sandboxes of an earlier boot of the machine are no longer ready."""
+        """Called when the runtime starts: mark sandboxes from an earlier boot of the machine as not ready."""
         boot = boot_id()
         for record in self._records.sandboxes():
             if record.ready and record.boot != boot:
@@ -102,7 +102,7 @@ class Sandboxes:
 
 
 def _check(options: Any, runtime_handler: str) -> None:
-    """Refuse what would silently be something else here."""
+    """Refuse options that would silently not take effect. CriRefusedError."""
     if runtime_handler:
         raise CriRefusedError(f'the embedded cluster has no runtime class handler "{runtime_handler}"')
     if options.HasField("userns_options") and options.userns_options.mode == _POD:

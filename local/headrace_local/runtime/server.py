@@ -1,4 +1,4 @@
-"""Put the runtime together and serve it on the slot's socket."""
+"""Assembles the runtime's gRPC server on the slot's socket."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from headrace_local.runtime.service import ImageHandler, RuntimeHandler
 
 log = logging.getLogger(__name__)
 
-#: A stopping container holds a worker for its whole grace period, so there are many; they are made as needed.
+#: Many, since stopping a container takes a worker for the whole grace period. They are started as needed.
 _WORKERS = 64
 
 
 def make_server(slot: Slot, extra_images: Collection[str] = ()) -> Any:
-    """A server on the slot's socket, not started; it finds the pods that an earlier runtime left."""
+    """A server on the slot's socket, not started yet, with the pods of an earlier runtime. PermissionError."""
     slot.run_dir.mkdir(parents=True, exist_ok=True)
     slot.runtime_dir.mkdir(parents=True, exist_ok=True)
     slot.runtime_dir.chmod(0o711)
     facts = machine.look(slot)
     if os.geteuid() != 0:
         raise PermissionError(
-            "the runtime makes mounts and needs root, or to be root of a user namespace "
+            "the runtime makes mounts, so it needs root or a user namespace "
             "(unshare --user --map-root-user --mount); or use another cluster (--context)"
         )
     if facts.mapped_root:
-        log.warning("root of a user namespace: other users do not exist here, so runAsUser is not honoured")
+        log.warning("running in a user namespace, which has no other users: runAsUser is ignored")
     records = ContainerRecords(slot.runtime_dir)
     images = ImagePolicy(frozenset(extra_images))
     image_env = spec.image_environment(sys.prefix, str(slot.cache_dir))
@@ -51,7 +51,7 @@ def make_server(slot: Slot, extra_images: Collection[str] = ()) -> Any:
     )
     sandboxes.adopt()
     found = len(records.containers())
-    log.info("%d pods and %d containers found from before", len(records.sandboxes()), found)
+    log.info("found %d pods and %d containers of an earlier runtime", len(records.sandboxes()), found)
     server = grpc.server(ThreadPoolExecutor(_WORKERS, "cri"), options=[("grpc.so_reuseport", 0)])
     services = pb.DESCRIPTOR.services_by_name
     server.add_generic_rpc_handlers(

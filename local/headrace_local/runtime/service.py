@@ -29,8 +29,8 @@ class RuntimeHandler:
     """runtime.v1.RuntimeService."""
 
     unimplemented = (
-        "the embedded cluster's runtime does not do this (no exec/attach/port-forward streams, no checkpoints): "
-        "reach pods by their address, which this machine's shell can, or use another cluster (--context)"
+        "the embedded cluster's runtime does not support this (no exec/attach/port-forward streams, no checkpoints): "
+        "connect to pods by their address, which works from this machine, or use another cluster (--context)"
     )
 
     def __init__(self, records: ContainerRecords, sandboxes: Sandboxes, containers: Containers) -> None:
@@ -41,114 +41,114 @@ class RuntimeHandler:
     # -- the runtime itself ----------------------------------------------------------------------------------------
 
     def version(self, request: Any) -> Any:
-        """Who we are."""
+        """Name and version of this runtime, and the CRI version."""
         return pb.VersionResponse(version="0.1.0", runtime_name=NAME, runtime_version=VERSION, runtime_api_version="v1")
 
     def status(self, request: Any) -> Any:
-        """Always ready: there is nothing to wait for."""
+        """Always ready."""
         conditions = [pb.RuntimeCondition(type=kind, status=True) for kind in ("RuntimeReady", "NetworkReady")]
         return pb.StatusResponse(
             status=pb.RuntimeStatus(conditions=conditions), runtime_handlers=[pb.RuntimeHandler(name="")]
         )
 
     def runtime_config(self, request: Any) -> Any:
-        """The cgroup driver that the kubelet shall assume. No cgroup is made: limits are not enforced here."""
+        """The cgroup driver that the kubelet should assume. No cgroups are made: limits are not enforced."""
         return pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration(cgroup_driver=pb.CGROUPFS))
 
     def update_runtime_config(self, request: Any) -> Any:
-        """The pod range comes from the slot, not from the kubelet: nothing to do."""
+        """Does nothing: the pod range comes from the slot, not from the kubelet."""
         return pb.UpdateRuntimeConfigResponse()
 
     # -- sandboxes -------------------------------------------------------------------------------------------------
 
     def run_pod_sandbox(self, request: Any) -> Any:
-        """Make a pod."""
+        """Make a sandbox; returns its id."""
         return pb.RunPodSandboxResponse(pod_sandbox_id=self._sandboxes.run(request.config, request.runtime_handler).id)
 
     def stop_pod_sandbox(self, request: Any) -> Any:
-        """End what runs in a pod."""
+        """End the containers of a sandbox."""
         self._sandboxes.stop(request.pod_sandbox_id)
         return pb.StopPodSandboxResponse()
 
     def remove_pod_sandbox(self, request: Any) -> Any:
-        """Forget a pod."""
+        """Delete a sandbox and its containers."""
         self._sandboxes.remove(request.pod_sandbox_id)
         return pb.RemovePodSandboxResponse()
 
     def pod_sandbox_status(self, request: Any) -> Any:
-        """One pod."""
+        """Status of one sandbox."""
         return pb.PodSandboxStatusResponse(
             status=convert.sandbox_status(self._sandboxes.get(request.pod_sandbox_id)), timestamp=time.time_ns()
         )
 
     def list_pod_sandbox(self, request: Any) -> Any:
-        """The pods that the filter lets through."""
+        """The sandboxes that match the filter."""
         items = (convert.sandbox_item(record) for record in self._records.sandboxes())
         return pb.ListPodSandboxResponse(items=[item for item in items if _sandbox_passes(request.filter, item)])
 
     def update_pod_sandbox_resources(self, request: Any) -> Any:
-        """Limits are not enforced: nothing to do."""
+        """Does nothing, since limits are not enforced."""
         self._sandboxes.get(request.pod_sandbox_id)
         return pb.UpdatePodSandboxResourcesResponse()
 
     # -- containers ------------------------------------------------------------------------------------------------
 
     def create_container(self, request: Any) -> Any:
-        """Plan a container."""
+        """Create a container without starting it; returns its id."""
         sandbox = self._sandboxes.get(request.pod_sandbox_id)
         return pb.CreateContainerResponse(container_id=self._containers.create(sandbox, request.config).id)
 
     def start_container(self, request: Any) -> Any:
-        """Start its command."""
+        """Start a created container."""
         self._containers.start(request.container_id)
         return pb.StartContainerResponse()
 
     def stop_container(self, request: Any) -> Any:
-        """Ask it to end, then make it."""
+        """Send the stop signal, then SIGKILL after the timeout (seconds)."""
         self._containers.stop(request.container_id, request.timeout)
         return pb.StopContainerResponse()
 
     def remove_container(self, request: Any) -> Any:
-        """Forget it."""
+        """Delete a container."""
         self._containers.remove(request.container_id)
         return pb.RemoveContainerResponse()
 
     def list_containers(self, request: Any) -> Any:
-        """The containers that the filter lets through."""
+        """The containers that match the filter."""
         items = (convert.container_item(record, state) for record, state in self._containers.everything())
         return pb.ListContainersResponse(containers=[item for item in items if _container_passes(request.filter, item)])
 
     def container_status(self, request: Any) -> Any:
-        """One container."""
+        """Status of one container; with `verbose`, also its pid."""
         record, state = self._containers.get(request.container_id), self._containers.state(request.container_id)
         info = {"pid": str(state.init.pid)} if request.verbose and state.init is not None else {}
         return pb.ContainerStatusResponse(status=convert.container_status(record, state), info=info)
 
     def update_container_resources(self, request: Any) -> Any:
-        """Limits are not enforced: nothing to do."""
+        """Does nothing, since limits are not enforced."""
         self._containers.get(request.container_id)
         return pb.UpdateContainerResourcesResponse()
 
     def reopen_container_log(self, request: Any) -> Any:
-        """The kubelet rotates logs."""
+        """Reopen the log file, after the kubelet has rotated it."""
         self._containers.reopen_log(request.container_id)
         return pb.ReopenContainerLogResponse()
 
     def exec_sync(self, request: Any) -> Any:
-        """A probe's or hook's command."""
+        """Run the command of a probe or hook."""
         code, out, err = self._containers.execute(request.container_id, list(request.cmd), request.timeout or None)
         return pb.ExecSyncResponse(exit_code=code, stdout=out, stderr=err)
 
     # -- statistics ------------------------------------------------------------------------------------------------
 
     def container_stats(self, request: Any) -> Any:
-        """What one container uses."""
+        """CPU and memory use of one container."""
         record, state = self._containers.get(request.container_id), self._containers.state(request.container_id)
         usage = _usage_of(state, usage_by_namespace())
         return pb.ContainerStatsResponse(stats=convert.container_stats(record, usage, time.time_ns()))
 
     def list_container_stats(self, request: Any) -> Any:
-        """What the running containers use that the filter lets through."""
+        """CPU and memory use of the running containers that match the filter."""
         wanted, now = request.filter, time.time_ns()
         stats = [
             convert.container_stats(record, usage, now)
@@ -160,13 +160,13 @@ class RuntimeHandler:
         return pb.ListContainerStatsResponse(stats=stats)
 
     def pod_sandbox_stats(self, request: Any) -> Any:
-        """What one pod uses."""
+        """CPU and memory use of one sandbox."""
         self._sandboxes.get(request.pod_sandbox_id)
         chosen = pb.PodSandboxStatsFilter(id=request.pod_sandbox_id)
         return pb.PodSandboxStatsResponse(stats=self._sandbox_stats(chosen)[0])
 
     def list_pod_sandbox_stats(self, request: Any) -> Any:
-        """What the pods use that the filter lets through."""
+        """CPU and memory use of the sandboxes that match the filter."""
         return pb.ListPodSandboxStatsResponse(stats=self._sandbox_stats(request.filter))
 
     def _usages(self) -> list[tuple[ContainerRecord, ResourceUsage]]:
@@ -199,7 +199,7 @@ class ImageHandler:
         self._pulled: dict[str, Image] = {}
 
     def list_images(self, request: Any) -> Any:
-        """The images that were asked for, or that containers use."""
+        """The images that were pulled or that containers use."""
         names = {record.image for record in self._records.containers()} | set(self._pulled)
         images = [self._policy.find(name) for name in sorted(names) if self._known(name)]
         wanted = request.filter.image.image
@@ -208,23 +208,23 @@ class ImageHandler:
         )
 
     def image_status(self, request: Any) -> Any:
-        """An allowed image is always there; the answer for others is empty, so that the kubelet pulls and is told."""
+        """Allowed images always exist. For others the answer is empty, so the kubelet pulls and gets the error."""
         image = self._known(request.image.image)
         return pb.ImageStatusResponse(image=convert.image_message(image) if image else None)
 
     def pull_image(self, request: Any) -> Any:
-        """Nothing is fetched; NotFoundError says which images there are."""
+        """Fetches nothing. NotFoundError lists the images that exist."""
         image = self._policy.find(request.image.image)
         self._pulled[image.name] = image
         return pb.PullImageResponse(image_ref=image.id)
 
     def remove_image(self, request: Any) -> Any:
-        """Forget that it was asked for."""
+        """Take the image off the list of pulled ones."""
         self._pulled.pop(request.image.image, None)
         return pb.RemoveImageResponse()
 
     def image_fs_info(self, request: Any) -> Any:
-        """The disk that the node's state lies on; the kubelet watches its free space."""
+        """The disk that holds the node's state; the kubelet watches its free space."""
         usage = pb.FilesystemUsage(
             timestamp=time.time_ns(),
             fs_id=pb.FilesystemIdentifier(mountpoint=str(_mount_point(self._folder))),
@@ -261,7 +261,7 @@ def _container_passes(wanted: Any, item: Any) -> bool:
 
 
 def _usage_of(state: ContainerState, by_namespace: dict[str, ResourceUsage]) -> ResourceUsage:
-    if state.phase is not ContainerPhase.RUNNING or state.init is None or not state.init.alive:
+    if state.phase is not ContainerPhase.RUNNING or state.init is None or not state.init.alive():
         return ResourceUsage()
     try:
         return by_namespace.get(process_namespace(state.init.pid), ResourceUsage())
@@ -270,5 +270,5 @@ def _usage_of(state: ContainerState, by_namespace: dict[str, ResourceUsage]) -> 
 
 
 def _mount_point(folder: Path) -> Path:
-    """The mount that a folder lies on."""
+    """The mount point of the file system that holds a folder."""
     return next(path for path in (folder, *folder.parents) if os.path.ismount(path))

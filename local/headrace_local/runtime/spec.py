@@ -21,7 +21,7 @@ _CAPABILITIES = (
     "CHECKPOINT_RESTORE",
 )
 _NUMBER = {name: number for number, name in enumerate(_CAPABILITIES)}
-#: What container runtimes leave to a container that asks for nothing.
+#: What container runtimes give to a container by default.
 _DEFAULT = frozenset(
     [
         *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP"),
@@ -32,7 +32,7 @@ _DEFAULT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who a container runs as."""
+    """The numeric user and groups that a container runs as."""
 
     uid: int
     gid: int
@@ -40,24 +40,24 @@ class User:
 
 
 def command_line(config: Any) -> list[str]:
-    """The command and its arguments; RefusedError if there is none, because our images have no entry point."""
+    """The command and its arguments. CriRefusedError if there is none, since our images have no entry point."""
     line = [*config.command, *config.args]
     if not line:
         raise CriRefusedError(
-            f'container "{config.metadata.name}" names no command: on the embedded cluster the image is this machine, '
+            f'container "{config.metadata.name}" has no command: on the embedded cluster the image is this machine, '
             "which has no entry point; set `command` in the pod"
         )
     return line
 
 
 def environment(config: Any, image_env: Mapping[str, str], hostname: str) -> dict[str, str]:
-    """The image's variables, then the pod's, which win."""
+    """The image's variables and the pod's, which take precedence."""
     asked = {pair.key: pair.value.decode("utf-8", "surrogateescape") for pair in config.envs}
     return {**image_env, "HOSTNAME": hostname, **asked}
 
 
 def image_environment(prefix: str, cache: str) -> dict[str, str]:
-    """What an image of ours would set; `prefix` is the virtual environment that stands for the image's Python."""
+    """Variables that our images would set. `prefix`: the virtual environment in place of the image's Python."""
     system = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
     return {
         "PATH": ":".join([f"{prefix}/bin", *system]),
@@ -84,7 +84,7 @@ def user_of(security: Any, image: Image, passwd: str) -> User:
 
 
 def capabilities(security: Any) -> list[int]:
-    """The numbers of the capabilities that stay within the container's reach."""
+    """The numbers of the capabilities that the container keeps. CriRefusedError for unknown names."""
     if security.privileged:
         return list(_NUMBER.values())
     added = _names(security.capabilities.add_capabilities)
@@ -96,7 +96,7 @@ def capabilities(security: Any) -> list[int]:
 
 
 def mount_records(config: Any) -> tuple[MountRecord, ...]:
-    """The pod's mounts; RefusedError for image volumes."""
+    """The pod's mounts. CriRefusedError for image volumes."""
     if images := [mount.container_path for mount in config.mounts if mount.image.image]:
         raise CriRefusedError(f"image volumes are not supported by the embedded cluster: {', '.join(images)}")
     return tuple(
@@ -106,7 +106,7 @@ def mount_records(config: Any) -> tuple[MountRecord, ...]:
 
 
 def view_request(config: Any, user: User, mounts: tuple[MountRecord, ...]) -> ViewRequest:
-    """What the container asks of its file view."""
+    """The container's wishes for its file view."""
     security = config.linux.security_context
     return ViewRequest(
         as_root=user.uid == 0,

@@ -1,4 +1,4 @@
-"""In what state a container is, told from the files of its folder and from /proc."""
+"""The state of a container, from the files in its folder and /proc."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace_local.process_id import ProcessId
 from headrace_local.runtime.inner.files import write_json
-from headrace_local.runtime.processes import ProcessId, boot_id
 
-#: Reported when nobody saw how the container ended (its launcher was killed, or the machine went down): SIGKILL's code.
+#: Exit code of SIGKILL, reported when the launcher could not note the end (it was killed, or the machine went down).
 UNSEEN_EXIT = 137
 
 
@@ -36,7 +36,7 @@ class ContainerExit:
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """A container's state now. `init` is its first process, `supervisor` its launcher."""
+    """A container's current state. `init` is its first process, `supervisor` its launcher; times in nanoseconds."""
 
     phase: ContainerPhase
     started_at: int = 0
@@ -46,28 +46,29 @@ class ContainerState:
 
 
 def read_state(folder: Path) -> ContainerState:
-    """The state of the container in this folder; notes the end of one whose launcher is gone without a word."""
+    """The state of the container in this folder. If its launcher died without noting the end, notes it."""
     found = _read(folder / "state.json")
     if found is None:
         return ContainerState(ContainerPhase.CREATED)
-    started_at, init, supervisor = found["started_at"], ProcessId(*found["init"]), ProcessId(*found["supervisor"])
+    started_at = found["started_at"]
+    init, supervisor = (ProcessId(pid, start, found["boot"]) for pid, start in (found["init"], found["supervisor"]))
     if (ended := read_exit(folder)) is not None:
         return ContainerState(ContainerPhase.EXITED, started_at, init, supervisor, ended)
-    if found["boot"] == boot_id() and supervisor.alive:
+    if supervisor.alive():
         return ContainerState(ContainerPhase.RUNNING, started_at, init, supervisor)
-    # Look again: the launcher may have written how it ended just before it went.
-    ended = read_exit(folder) or note_unseen_exit(folder, "its launcher ended without a word, or the machine restarted")
+    # Look again: the launcher may have noted the end just before it exited.
+    ended = read_exit(folder) or note_unseen_exit(folder, "its launcher was killed, or the machine restarted")
     return ContainerState(ContainerPhase.EXITED, started_at, init, supervisor, ended)
 
 
 def read_exit(folder: Path) -> ContainerExit | None:
-    """How the container ended, or None if nobody noted an end."""
+    """How the container ended, or None if no end is noted."""
     found = _read(folder / "exit.json")
     return None if found is None else ContainerExit(**found)
 
 
 def note_unseen_exit(folder: Path, message: str) -> ContainerExit:
-    """Write down an end that the launcher could not."""
+    """Note an end, now, that the launcher could not note."""
     ended = ContainerExit(UNSEEN_EXIT, "Error", message, time.time_ns())
     content = {name: getattr(ended, name) for name in ("exit_code", "reason", "message", "finished_at")}
     write_json(str(folder / "exit.json"), content)

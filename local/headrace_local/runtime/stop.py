@@ -1,4 +1,4 @@
-"""End every container of a slot from the records on disk, whether or not a runtime runs."""
+"""Ends every container of a slot, from the records on disk; needs no running runtime."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 def stop_all(slot: Slot, grace: float = 5.0) -> int:
-    """Ask all containers to end at once, kill the rest after `grace` seconds, forget them; how many were running.
+    """Send stop signals, kill what is left after `grace` seconds, delete all records; returns how many ran.
 
-    Call it after the kubelet and the runtime have ended, or the kubelet starts them again.
+    Call it after the kubelet and the runtime have ended, or the kubelet would start the containers again.
     """
     if not slot.runtime_dir.exists():
         return 0
@@ -25,7 +25,7 @@ def stop_all(slot: Slot, grace: float = 5.0) -> int:
     running = [(record, state) for record, state in states if state.phase is ContainerPhase.RUNNING]
     for record, state in running:
         if state.init is not None:
-            state.init.signal(record.stop_signal)
+            state.init.send(record.stop_signal)
     deadline = time.monotonic() + grace
     for record, state in running:
         if state.supervisor is not None and not state.supervisor.wait(deadline - time.monotonic()):

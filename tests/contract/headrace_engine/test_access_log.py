@@ -238,7 +238,7 @@ async def test_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -
     while len(server.state.calls):
         await asyncio.sleep(0.002)
     assert server.engine.loop._live == {}
-    assert server.engine.loop._scheduler.ledger.live == {}
+    assert server.engine.loop._scheduler.state.live == {}
     assert server.engine.loop.stats.blocks_free == server.engine.loop.stats.blocks_total
 
 

@@ -121,7 +121,7 @@ async def test_wrong_books_end_an_idle_engine(serve: Serve, monkeypatch: pytest.
     monkeypatch.setattr(loop, "QUIET_SECONDS", 0.01)
     server = await serve()
     assert (await server.complete()).status_code == 200
-    assert server.engine.loop._scheduler.ledger.pool.allocate(1) is not None  # a leaked block
+    assert server.engine.loop._scheduler.state.pool.allocate(1) is not None  # a leaked block
     await server.complete()
     while (await server.http.get("/health/live")).status_code == 200:
         await asyncio.sleep(0.01)

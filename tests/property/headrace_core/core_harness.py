@@ -49,7 +49,7 @@ class Harness:
         self.scheduler.expect([1] * expected, 0.0)
         self.collides = hash_mask is not None
         if hash_mask is not None:
-            self.scheduler.ledger.cache.hasher = lambda data: bytes([digest(data)[0] & hash_mask])
+            self.scheduler.state.cache.hasher = lambda data: bytes([digest(data)[0] & hash_mask])
 
     def call(self, name: str, *args: object) -> object:
         self.now += 0.25
@@ -165,14 +165,14 @@ class Harness:
 
     def _spoil(self, plan: StepPlan, failed: frozenset[str]) -> None:
         """What a failed request alone holds, and filled itself, is garbage: nobody may find it."""
-        ledger = self.scheduler.ledger
+        state = self.scheduler.state
         for request_id in failed:
-            seq = ledger.running.get(request_id)
+            seq = state.running.get(request_id)
             if seq is None or request_id not in {row.request_id for row in plan.seqs}:
                 continue
             for block in seq.blocks:
-                entry = ledger.cache.entry_of(block)
-                if ledger.pool.holders(block) == 1 and (entry is None or entry.owner == seq.number):
+                entry = state.cache.entry_of(block)
+                if state.pool.holders(block) == 1 and (entry is None or entry.owner == seq.number):
                     self.model.poison([block])
 
     def _take(self, outcome: object, plan: StepPlan, failed: frozenset[str]) -> None:
@@ -246,8 +246,8 @@ class Harness:
             return
         head, cause = obstacle
         assert cause is not None, f"{head!r} could have been admitted in {plan}"
-        assert (head, cause) in flight.draft.blocked
-        assert flight.draft.head_cause is cause
+        assert (head, cause) in flight.builder.blocked
+        assert flight.builder.head_cause is cause
 
     # At the end
 

@@ -18,11 +18,11 @@ class Before:
     """The state of a scheduler before a plan."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        ledger = scheduler.ledger
-        self.running = list(ledger.running.values())
+        state = scheduler.state
+        self.running = list(state.running.values())
         self.decodes = [seq.request_id for seq in self.running if seq.phase is SequencePhase.DECODE]
-        self.queue = [seq for seq in ledger.waiting if seq.sibling is None]
-        self.forks = [seq for seq in ledger.waiting if seq.sibling is not None]
+        self.queue = [seq for seq in state.waiting if seq.sibling is None]
+        self.forks = [seq for seq in state.waiting if seq.sibling is not None]
         self.tables = {seq.request_id: seq.blocks for seq in self.running}
 
 
@@ -31,7 +31,7 @@ def prefill_rows(plan: StepPlan) -> list[ScheduledSeq]:
 
 
 def prefilling(scheduler: Scheduler) -> list[Seq]:
-    return [seq for seq in scheduler.ledger.running.values() if seq.phase is SequencePhase.PREFILL]
+    return [seq for seq in scheduler.state.running.values() if seq.phase is SequencePhase.PREFILL]
 
 
 def part_prefilled(plan: StepPlan, scheduler: Scheduler) -> list[Seq]:
@@ -46,9 +46,9 @@ def part_prefilled(plan: StepPlan, scheduler: Scheduler) -> list[Seq]:
 
 def check_blocks(plan: StepPlan, before: Before, scheduler: Scheduler) -> None:
     """Whoever writes to a block has it alone, but for forks of what is written, and its content is nobody else's."""
-    pool, size = scheduler.ledger.pool, scheduler.config.block_size
+    pool, size = scheduler.state.pool, scheduler.config.block_size
     forks = {row.request_id for row in plan.seqs if row.fork_of is not None}
-    writers = [seq for seq in scheduler.ledger.running.values() if seq.request_id not in forks]
+    writers = [seq for seq in scheduler.state.running.values() if seq.request_id not in forks]
     holders = Counter(block for seq in writers for block in seq.blocks)
     copies = {target: source for source, target in plan.copies}
     assert len(copies) == len(plan.copies)
@@ -120,7 +120,7 @@ def check_forks(plan: StepPlan, before: Before, scheduler: Scheduler) -> None:
         if sibling.request_id in asked:
             continue  # behind another fork, which had no room
         asked.add(sibling.request_id)
-        full = len(scheduler.ledger.running) >= config.max_num_seqs or plan.preempted
+        full = len(scheduler.state.running) >= config.max_num_seqs or plan.preempted
         assert full or memory_obstacle(scheduler, seq, 0), f"{seq!r} could have started as a fork in {plan}"
 
 
@@ -130,13 +130,13 @@ def _ends_prefill(row: ScheduledSeq | None) -> bool:
 
 def check_prefill_order(plan: StepPlan, scheduler: Scheduler, back_to_back: str | None) -> str | None:
     """Returns who must be first in the next step that prefills."""
-    ledger, preemptible = scheduler.ledger, scheduler.config.preemptible
+    state, preemptible = scheduler.state, scheduler.config.preemptible
     rows = prefill_rows(plan)
-    assert sum(ledger.waiting.is_long(ledger.live[row.request_id]) for row in rows) <= 1
+    assert sum(state.waiting.is_long(state.live[row.request_id]) for row in rows) <= 1
     if preemptible:
         return None
     assert all(row.samples for row in rows[:-1]), "nothing passes an unfinished prefill"
-    if back_to_back in ledger.live:
+    if back_to_back in state.live:
         assert back_to_back not in plan.preempted
         assert not rows or rows[0].request_id == back_to_back
     if rows and not rows[-1].samples:
@@ -146,14 +146,14 @@ def check_prefill_order(plan: StepPlan, scheduler: Scheduler, back_to_back: str 
 
 def expected_peak(scheduler: Scheduler, extra: Sequence[Seq], blocks: int) -> int:
     """The most blocks that all who run, and `extra`, would hold if each ended when it is expected to."""
-    ledger, size = scheduler.ledger, scheduler.config.block_size
+    state, size = scheduler.state, scheduler.config.block_size
     loads = []
-    for seq in (*ledger.running.values(), *extra):
-        left = ledger.predictor.remaining(seq.num_output_tokens, seq.request.max_tokens) - 1
+    for seq in (*state.running.values(), *extra):
+        left = state.predictor.remaining(seq.num_output_tokens, seq.request.max_tokens) - 1
         held = len(seq.blocks) if seq.phase is SequencePhase.DECODE else -(-len(seq.tokens) // size)
         loads.append((left, held))
     owed = sum(-(-len(seq.tokens) // size) - len(seq.blocks) for seq in prefilling(scheduler))
-    now = ledger.pool.used + owed + blocks
+    now = state.pool.used + owed + blocks
     peaks = []
     for length, _ in loads:
         going_on = [(left, held) for left, held in loads if left >= length]
@@ -162,30 +162,30 @@ def expected_peak(scheduler: Scheduler, extra: Sequence[Seq], blocks: int) -> in
 
 
 def memory_obstacle(scheduler: Scheduler, seq: Seq, blocks: int) -> WaitCause | None:
-    ledger = scheduler.ledger
-    owed = sum(ledger.pool.blocks_for(len(other.tokens)) - len(other.blocks) for other in prefilling(scheduler))
-    if blocks + len(ledger.running) > ledger.pool.free - owed:
+    state = scheduler.state
+    owed = sum(state.pool.blocks_for(len(other.tokens)) - len(other.blocks) for other in prefilling(scheduler))
+    if blocks + len(state.running) > state.pool.free - owed:
         return WaitCause.KV_BLOCKS
-    if ledger.running and expected_peak(scheduler, [seq], blocks) > ledger.pool.total:
+    if state.running and expected_peak(scheduler, [seq], blocks) > state.pool.total:
         return WaitCause.KV_PEAK
     return None
 
 
 def check_admission(plan: StepPlan, before: Before, scheduler: Scheduler) -> None:
-    config, ledger = scheduler.config, scheduler.ledger
+    config, state = scheduler.config, scheduler.state
     old = {seq.request_id for seq in before.running}
     forks = {row.request_id for row in plan.seqs if row.fork_of is not None}
-    joined = [seq for seq in ledger.running.values() if seq.request_id not in old]
+    joined = [seq for seq in state.running.values() if seq.request_id not in old]
     new = [seq for seq in joined if seq.request_id not in forks]
     if not joined:
         return
     assert not plan.preempted
-    assert len(ledger.running) <= config.max_num_seqs
+    assert len(state.running) <= config.max_num_seqs
     assert config.batching == "continuous" or not before.running, "nobody joins a static batch"
-    owed = sum(ledger.pool.blocks_for(len(s.tokens)) - len(s.blocks) for s in prefilling(scheduler))
-    assert ledger.pool.free - owed >= len(ledger.running) - 1, "room for each one's next block is left"
-    assert len(ledger.running) == 1 or expected_peak(scheduler, [], 0) <= ledger.pool.total, "the peak fits"
-    is_long = ledger.waiting.is_long
+    owed = sum(state.pool.blocks_for(len(s.tokens)) - len(s.blocks) for s in prefilling(scheduler))
+    assert state.pool.free - owed >= len(state.running) - 1, "room for each one's next block is left"
+    assert len(state.running) == 1 or expected_peak(scheduler, [], 0) <= state.pool.total, "the peak fits"
+    is_long = state.waiting.is_long
     if config.batching == "continuous" and any(is_long(seq) for seq in new):
         still = [seq for seq in prefilling(scheduler) if seq.request_id not in forks]
         assert sum(map(is_long, still)) == 1, "one long prompt at a time"
@@ -211,21 +211,21 @@ def check_evictions(plan: StepPlan, requests: Mapping[str, Request], scheduler: 
     for victim in plan.preempted:
         event("evicted")
         assert all(newness(victim) > survivor for survivor in survivors), "the newest goes first"
-        assert victim in {seq.request_id for seq in scheduler.ledger.waiting}
+        assert victim in {seq.request_id for seq in scheduler.state.waiting}
 
 
 def obstacle_of_head(plan: StepPlan, before: Before, scheduler: Scheduler) -> tuple[Seq, WaitCause | None] | None:
     """The first in the queue that may go now, and why it did not; None if there is nobody. With None it could have."""
-    config, ledger = scheduler.config, scheduler.ledger
-    is_long, rows, part = ledger.waiting.is_long, prefill_rows(plan), part_prefilled(plan, scheduler)
-    queue = [seq for seq in ledger.waiting if seq.sibling is None]
+    config, state = scheduler.config, scheduler.state
+    is_long, rows, part = state.waiting.is_long, prefill_rows(plan), part_prefilled(plan, scheduler)
+    queue = [seq for seq in state.waiting if seq.sibling is None]
     if config.batching == "static":
         if not queue:
             return None
         if before.running:
             return queue[0], WaitCause.STATIC_BATCH
         return queue[0], _no_place(plan, scheduler) or _no_memory(scheduler, queue[0])
-    busy = any(is_long(ledger.live[row.request_id]) for row in rows) or any(is_long(seq) for seq in part)
+    busy = any(is_long(state.live[row.request_id]) for row in rows) or any(is_long(seq) for seq in part)
     head = next((seq for seq in queue if not (busy and is_long(seq))), None)
     if head is None:
         return None
@@ -236,7 +236,7 @@ def obstacle_of_head(plan: StepPlan, before: Before, scheduler: Scheduler) -> tu
 def _no_place(plan: StepPlan, scheduler: Scheduler) -> WaitCause | None:
     if plan.preempted:
         return WaitCause.KV_BLOCKS
-    full = len(scheduler.ledger.running) >= scheduler.config.max_num_seqs
+    full = len(scheduler.state.running) >= scheduler.config.max_num_seqs
     return WaitCause.SEQUENCE_CAP if full else None
 
 
@@ -253,13 +253,13 @@ def _no_tokens(plan: StepPlan, scheduler: Scheduler, part: Sequence[Seq]) -> Wai
 
 
 def _no_memory(scheduler: Scheduler, head: Seq) -> WaitCause | None:
-    found = scheduler.ledger.find(head)
-    return memory_obstacle(scheduler, head, scheduler.ledger.blocks_needed(head, found))
+    found = scheduler.state.find(head)
+    return memory_obstacle(scheduler, head, scheduler.state.blocks_needed(head, found))
 
 
 def _no_slice(plan: StepPlan, scheduler: Scheduler, head: Seq, part: Sequence[Seq]) -> WaitCause | None:
     config, room = scheduler.config, _room_left(plan, scheduler.config)
-    left = len(head.tokens) - len(scheduler.ledger.find(head)) * config.block_size
+    left = len(head.tokens) - len(scheduler.state.find(head)) * config.block_size
     if not config.enable_chunked_prefill:
         return WaitCause.TOKEN_BUDGET if prefill_rows(plan) and left > room else None
     would_be_partial = min(left, config.chunk, room) < left and len(part) >= config.max_num_partial_prefills

@@ -32,7 +32,7 @@ class WaitBook:
 
     def after(self, call: str, now: float) -> None:
         """A call was made at `now`."""
-        live = self._scheduler.ledger.live
+        live = self._scheduler.state.live
         for request_id, cause in self._cause.items():
             if request_id in self._seen:
                 self._book(request_id, cause, 0, now - self._now)
@@ -64,9 +64,9 @@ class WaitBook:
         self._planned_at = now
         if flight is None:
             return
-        self._blocked = {seq.request_id: cause for seq, cause in flight.draft.blocked}
-        self._head_cause = flight.draft.head_cause
-        self._passed.update(self._scheduler.ledger.live)
+        self._blocked = {seq.request_id: cause for seq, cause in flight.builder.blocked}
+        self._head_cause = flight.builder.head_cause
+        self._passed.update(self._scheduler.state.live)
         self._started.update(row.request_id for row in flight.plan.seqs)
 
     def _cause_of(self, seq: Seq) -> WaitCause | None:

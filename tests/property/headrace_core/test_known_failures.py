@@ -174,15 +174,15 @@ def test_an_abort_at_any_moment_ends_the_request_once_and_frees_it_once() -> Non
 def test_blocks_reserved_for_a_step_that_never_counts_are_free_again() -> None:
     """An abort while blocks were reserved, and not yet in use, leaked them."""
     engine = Engine()
-    free = engine.scheduler.ledger.pool.free
+    free = engine.scheduler.state.pool.free
     engine.submit("a", range(30))
     plan = engine.plan()
     assert plan is not None
-    assert engine.scheduler.ledger.pool.free == free - 8
+    assert engine.scheduler.state.pool.free == free - 8
     engine.scheduler.abort("a", engine.now)
-    assert engine.scheduler.ledger.pool.free == free
+    assert engine.scheduler.state.pool.free == free
     engine.commit(plan)
-    assert engine.scheduler.ledger.pool.free == free
+    assert engine.scheduler.state.pool.free == free
     invariants.check(engine.scheduler)
 
 
@@ -196,7 +196,7 @@ def test_after_aborts_in_every_state_a_full_batch_can_run() -> None:
         for _ in range(turn % 6):
             engine.step()
         plan = engine.plan() if turn % 2 else None
-        for name in list(engine.scheduler.ledger.live):
+        for name in list(engine.scheduler.state.live):
             engine.scheduler.abort(name, engine.now)
         if plan is not None:
             engine.commit(plan)
@@ -283,7 +283,7 @@ def test_a_steady_stream_of_prefills_starves_no_decode(share: float) -> None:
     engine = Engine(num_blocks=2000, max_num_seqs=16, decode_ratio=share)
     for index in range(200):
         engine.submit(f"r{index}", [index % 50] * 58, 6)
-        running = [seq.request_id for seq in engine.scheduler.ledger.running.values() if seq.phase == "decode"]
+        running = [seq.request_id for seq in engine.scheduler.state.running.values() if seq.phase == "decode"]
         plan = engine.step()
         assert plan is not None
         assert set(running) <= {row.request_id for row in plan.seqs} | set(plan.preempted)

@@ -46,7 +46,7 @@ def test_a_difference_exits_1_and_shows_both_texts(tmp_path: Path, lines: list[s
     assert wrong != lines[3]
     done = run(tmp_path, [*lines[:3], wrong, *lines[4:]])
     assert done.exit_code == 1
-    assert "Line 4: the scheduler answers otherwise" in done.stdout
+    assert "Line 4: the scheduler gave another answer" in done.stdout
     recorded, replayed = done.stdout.splitlines()[2:4]
     assert '["[a]","p",' in recorded
     assert '["[a]","p!",' in replayed

@@ -13,9 +13,9 @@ import pytest
 
 from headrace_local.control_plane import port_is_free
 from headrace_local.layout import Slot
+from headrace_local.process_id import ProcessId
 from headrace_local.processes import (
     STATE_MARKER,
-    Identity,
     ProcessError,
     Processes,
     ProcessSpec,
@@ -24,7 +24,6 @@ from headrace_local.processes import (
     log_tail,
     marked_processes,
 )
-from headrace_local.runtime.processes import ProcessId
 
 READY = "import pathlib, sys, time; print('hello', flush=True); pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY
@@ -62,7 +61,7 @@ def spec(slot: Slot, code: str, *, name: str = "child", seconds: float = 20, gra
     )
 
 
-def gone(identity: Identity) -> bool:
+def gone(identity: ProcessId) -> bool:
     return identity.wait(10)
 
 
@@ -87,9 +86,8 @@ def test_another_process_can_stop_it_by_the_record(slot: Slot):
 def test_a_process_lives_as_long_as_one_of_its_threads(slot: Slot):
     record = Processes(slot).start(spec(slot, LEADERLESS))
     identity, port = record.identity, int(slot.ready_file("child").with_suffix(".port").read_text())
-    assert Identity.of(identity.pid) == identity
+    assert ProcessId.of(identity.pid) == identity
     assert identity.alive()
-    assert ProcessId(identity.pid, identity.start_ticks).alive
     assert not identity.wait(0)
     assert marked_processes(slot.state_dir) == [identity]
     Processes(slot).stop(record)
@@ -179,7 +177,7 @@ def test_the_environment_is_passed_on_with_the_marker(slot: Slot):
 
 
 def test_a_record_survives_its_file():
-    record = Record("etcd", Identity(12, 345, "boot"), ("etcd", "--flag"), 15.0)
+    record = Record("etcd", ProcessId(12, 345, "boot"), ("etcd", "--flag"), 15.0)
     assert Record.load(record.dump()) == record
 
 
@@ -194,10 +192,3 @@ def test_the_tail_of_a_log(tmp_path: Path):
     assert log_tail(log) == ""
     log.write_text("".join(f"line {n}\n" for n in range(1000)))
     assert log_tail(log, 2) == "line 998\nline 999"
-
-
-def test_our_own_identity():
-    mine = Identity.of(os.getpid())
-    assert mine is not None
-    assert mine.alive()
-    assert not mine.wait(0)

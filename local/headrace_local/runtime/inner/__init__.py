@@ -1,5 +1,5 @@
-"""What runs between the runtime and the container's own process, in a small interpreter of its own.
+"""The code that runs in small interpreters between the runtime and a container's own processes.
 
 Rule of this package: standard library only, quick to import (the interpreter is started with `-I -S`), and no state
-but the files of the container's folder. A test imports it that way.
+except the files in the container's folder. A test imports it that way.
 """

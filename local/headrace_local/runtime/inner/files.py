@@ -1,4 +1,4 @@
-"""Small files that two processes share: written whole or not at all."""
+"""Small files shared by two processes, and exit codes."""
 
 # pathlib is slow to import, and each container starts one of these interpreters:
 # ruff: noqa: PTH105, PTH123
@@ -10,7 +10,7 @@ import os
 
 
 def write_json(path: str, content: object) -> None:
-    """Put the content at `path` in one step, so that no reader and no crash ever sees half of it."""
+    """Write the content atomically: readers see the old or the new file, even after a crash."""
     partial = f"{path}.{os.getpid()}"
     with open(partial, "w", encoding="utf-8") as file:
         json.dump(content, file)
@@ -18,6 +18,6 @@ def write_json(path: str, content: object) -> None:
 
 
 def exit_code(status: int) -> int:
-    """The exit code of a wait status, 128 + signal for a killed process."""
+    """The exit code for a wait status; 128 + signal number for a killed process."""
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code

@@ -1,11 +1,11 @@
-"""Become the container's user and run its command. Nothing here returns on success."""
+"""Become the container's user and exec its command; does not return on success."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import warnings  # noqa: F401 -- os.execvpe wants it, and would look for it in the container's root
+import warnings  # noqa: F401 -- os.execvpe imports it, which would fail in the container's root
 
 from headrace_local.runtime.inner import syscalls
 
@@ -18,7 +18,7 @@ _LAST_CAPABILITY = 63
 
 def run(command: CommandPlan) -> None:
     """Drop to the command's user, rights and folder, then exec it. OSError when the command cannot be run."""
-    # The folder is entered before the user changes, as container runtimes do; who may not read it fails in exec.
+    # The folder is entered before the user changes, as container runtimes do; without access to it, exec fails.
     os.chdir(command["cwd"])
     os.umask(0o022)
     if command["honour_user"]:
@@ -32,7 +32,7 @@ def run(command: CommandPlan) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(command["argv"][0], command["argv"], command["env"])  # noqa: S606 -- this is what a runtime does
+    os.execvpe(command["argv"][0], command["argv"], command["env"])  # noqa: S606 -- running commands is what a runtime is for
 
 
 def _become(command: CommandPlan) -> None:

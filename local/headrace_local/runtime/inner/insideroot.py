@@ -1,4 +1,4 @@
-"""Paths inside a new root: symbolic links are followed as the container will follow them, never out of it."""
+"""Paths inside a new root. Symbolic links are followed as in the container, never out of the root."""
 
 # pathlib is slow to import, and each container starts one of these interpreters:
 # ruff: noqa: PTH103, PTH114, PTH115, PTH116, PTH118, PTH120
@@ -14,7 +14,7 @@ _MAX_LINKS = 40
 def resolve(root: str, path: str) -> str:
     """The path below `root` (absolute, as the container sees it) that `path` means there, with every link followed.
 
-    Parts that do not exist are kept as they are. OSError (ELOOP) when links go round in circles.
+    Parts that do not exist are kept as they are. OSError (ELOOP) for circular links.
     """
     pending = [part for part in path.split("/") if part]
     done: list[str] = []
@@ -42,24 +42,24 @@ def resolve(root: str, path: str) -> str:
 
 
 def outside(root: str, path: str) -> str:
-    """Where the container's `path` lies for us, links followed inside the root."""
+    """The container's `path` as seen from outside, with links followed inside the root."""
     return root.rstrip("/") + resolve(root, path)
 
 
 def make_folder(root: str, path: str, mode: int = 0o755) -> str:
-    """Make sure that the container's `path` is a folder; return where it lies for us."""
+    """Make sure that the container's `path` is a folder; return its path from outside."""
     target = outside(root, path)
     os.makedirs(target, mode, exist_ok=True)
     return target
 
 
 def make_file(root: str, path: str) -> str:
-    """Make sure that the container's `path` exists and is no folder; return where it lies for us."""
+    """Make sure that the container's `path` exists and is not a folder; return its path from outside."""
     target = outside(root, path)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
         if stat.S_ISDIR(os.stat(target).st_mode):
-            raise IsADirectoryError(21, "a file is to be mounted here, but it is a folder", path)
+            raise IsADirectoryError(21, "a file should be mounted here, but this is a folder", path)
     except FileNotFoundError:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     return target

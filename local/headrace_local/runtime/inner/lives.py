@@ -1,7 +1,7 @@
-"""Whether a process lives, and since when, from /proc.
+"""Whether a process is alive, and since when, from /proc.
 
 A process ends thread by thread. When its first thread has ended, /proc shows a zombie, though the others may still hold
-the process's ports and files: it has ended when none of them is left.
+the process's ports and files: it has ended once none of them is left.
 """
 
 # ruff: noqa: PTH123 - pathlib is slow to import, and each container starts one of these interpreters
@@ -25,7 +25,7 @@ def life_of(pid: int) -> tuple[bool, int] | None:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot: with the pid it names a process for ever.
+    """When the process started, in clock ticks since boot, which with the pid identifies it until the next boot.
 
     ProcessLookupError when there is none, or it has ended.
     """

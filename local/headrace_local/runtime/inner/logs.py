@@ -19,7 +19,7 @@ def timestamp(nanoseconds: int) -> str:
 
 
 class LineSplitter:
-    """Turns the chunks read from one stream into log lines (pure but for what it remembers: the unfinished line)."""
+    """Turns the chunks read from one stream into log lines. Keeps the unfinished line; otherwise pure."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream.encode()
@@ -56,7 +56,7 @@ class LogFile:
         self._descriptor = self._open()
 
     def write(self, lines: bytes) -> None:
-        """Append; a full disk loses lines rather than the container."""
+        """Append. On an error such as a full disk the lines are lost, but the container goes on."""
         view = memoryview(lines)
         while view:
             try:
@@ -65,7 +65,7 @@ class LogFile:
                 return
 
     def reopen(self) -> None:
-        """Go on in a new file at the same path."""
+        """Open a new file at the same path and write to that from now on."""
         fresh = self._open()
         os.close(self._descriptor)
         self._descriptor = fresh

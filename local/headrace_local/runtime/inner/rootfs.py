@@ -1,4 +1,4 @@
-"""Carry out the file-view plan of `headrace_local.runtime.fileview`, in a mount namespace of the container's own."""
+"""Builds the file view planned by `headrace_local.runtime.fileview`, in the container's own mount namespace."""
 
 # pathlib is slow to import, and each container starts one of these interpreters:
 # ruff: noqa: PTH101, PTH102, PTH103, PTH110, PTH112, PTH115, PTH116, PTH118, PTH211
@@ -13,7 +13,7 @@ from headrace_local.runtime.inner import insideroot, syscalls
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
-_SHM_BYTES = 64 << 20  # what container runtimes give; an emptyDir of medium Memory at /dev/shm raises it
+_SHM_BYTES = 64 << 20  # the usual default; to raise it, mount an emptyDir of medium Memory at /dev/shm
 
 
 class FileView:
@@ -29,20 +29,20 @@ class FileView:
         syscalls.mount("headrace", self._layer, kind="tmpfs", options="mode=755")
 
     def build(self, steps: list[dict[str, object]]) -> None:
-        """Do every step in order; OSError names the step's path."""
+        """Carry out the steps in order. OSError with the path of the step that failed."""
         for step in steps:
             arguments = dict(step)
             getattr(self, f"do_{arguments.pop('do')}")(**arguments)
 
     def enter(self) -> None:
-        """Make the view the root of this process and let go of the machine's."""
+        """Make the view the root of this process and detach the machine's."""
         os.chdir(self.root)
         syscalls.pivot_root_here()
 
     # -- steps, named as in the plan ---------------------------------------------------------------------------------
 
     def do_skeleton(self) -> None:
-        """A root in memory with the machine's symbolic links in `/`; its folders get layers of their own."""
+        """A root in memory with the symbolic links of the machine's `/`. Folders get their own layers."""
         syscalls.mount("headrace", self.root, kind="tmpfs", options="mode=755")
         for entry in os.scandir("/"):
             if entry.is_symlink():
@@ -60,19 +60,19 @@ class FileView:
         except OSError as error:
             if lower == "/":
                 raise
-            # A file system that cannot be a lower layer is shown as it is, but nothing can be written to it.
+            # A file system that cannot be a lower layer is shown read-only.
             _say(f"{lower}: {error.strerror}; shown read-only")
             syscalls.mount(lower, at, flags=syscalls.MS_BIND | syscalls.MS_REC)
             syscalls.make_readonly(at, recursive=True)
 
     def do_hide(self, *, path: str, mode: int) -> None:
-        """An empty folder over one that an image would not carry (the machine's /tmp, /run, our own state)."""
+        """An empty folder over one that no image would contain (the machine's /tmp, /run, our own state)."""
         empty = self._scratch("empty")
         os.chmod(empty, mode)
         syscalls.mount(empty, insideroot.make_folder(self.root, path), flags=syscalls.MS_BIND)
 
     def do_open(self, *, path: str, leaf: bool) -> None:
-        """Let everybody through a folder of the view (and list it, if `leaf`); the machine's own is untouched."""
+        """Let all users pass through a folder of the view, and with `leaf` list it. The machine's own is unchanged."""
         here = insideroot.outside(self.root, path)
         try:
             mode = stat.S_IMODE(os.stat(here).st_mode)
@@ -83,11 +83,11 @@ class FileView:
             return
         try:
             os.chmod(here, wanted)
-        except OSError as error:  # a file system that could not be a layer is shown read-only
+        except OSError as error:  # shown read-only, as it could not be a layer
             _say(f"{path}: {error.strerror}; only its owner can read it")
 
     def do_proc(self) -> None:
-        """The container's own process list."""
+        """A /proc of the container's own process namespace."""
         flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
         syscalls.mount("proc", insideroot.make_folder(self.root, "/proc"), kind="proc", flags=flags)
 
@@ -98,7 +98,7 @@ class FileView:
         syscalls.make_readonly(at, recursive=True)
 
     def do_dev(self) -> None:
-        """A minimal /dev: the harmless devices, terminals of its own, shared memory of its own."""
+        """A minimal /dev: the harmless devices, its own terminals and shared memory."""
         dev = insideroot.make_folder(self.root, "/dev")
         syscalls.mount("headrace", dev, kind="tmpfs", flags=syscalls.MS_NOSUID, options="mode=755,size=65536k")
         for name in _DEVICES:
@@ -132,14 +132,14 @@ class FileView:
             syscalls.mount("/dev/null", at, flags=syscalls.MS_BIND)
 
     def do_readonly(self, *, path: str) -> None:
-        """Make what is at a path read-only, if it exists."""
+        """Make a path read-only, if it exists."""
         at = insideroot.outside(self.root, path)
         if os.path.exists(at):
             syscalls.mount(at, at, flags=syscalls.MS_BIND | syscalls.MS_REC)
             syscalls.make_readonly(at)
 
     def do_seal(self, *, paths: list[str]) -> None:
-        """Make the mounts that stand for the image read-only (`readOnlyRootFilesystem`); volumes stay as they are."""
+        """Make the image's mounts read-only (`readOnlyRootFilesystem`); volumes stay as they are."""
         for path in paths:
             syscalls.make_readonly(insideroot.outside(self.root, path))
 
@@ -151,7 +151,7 @@ class FileView:
 
 
 def _escape(path: str) -> str:
-    """A path as overlayfs reads it in its option string."""
+    """A path escaped for the option string of overlayfs."""
     for special in ("\\", ":", ","):
         path = path.replace(special, "\\" + special)
     return path

@@ -1,7 +1,7 @@
-"""One container's launcher: makes its namespaces and file view, writes its log, notes its exit code.
+"""A container's launcher: makes its namespaces and file view, writes its log, notes its exit code.
 
 Started by the runtime as `python -I -S -c ... FOLDER`, it outlives the runtime. Files in FOLDER:
-`launch.json` (read), `state.json` (who runs: written before the command starts and again once it runs), `exit.json`
+`launch.json` (read), `state.json` (its processes; written before the command starts and once it runs), `exit.json`
 (how it ended). On stdout it answers with one JSON line: `{"started": true}` or `{"error": "..."}`.
 SIGUSR1 makes it reopen the log.
 """
@@ -27,15 +27,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headrace_local.runtime.plans import LaunchPlan
 
-#: What container runtimes report for a command that could not be started.
+#: Exit code that container runtimes report for a command that could not be started.
 START_FAILED = 128
 _CHUNK = 64 * 1024
 
 
 def main(folder: str) -> int:
-    """Run the container of this folder to its end."""
+    """Run the container of this folder until it ends; 1 if it could not be started."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # only the container's end, or SIGKILL, ends its launcher
+        signal.signal(number, signal.SIG_IGN)  # the launcher ends with its container, or by SIGKILL
     with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
         plan: LaunchPlan = json.load(file)
     container = _Container(folder, plan)
@@ -60,7 +60,7 @@ class _Container:
         self._init = 0
 
     def start(self) -> str:
-        """Start the command; the reason if that failed, an empty string if it runs."""
+        """Start the command. Returns why that failed, or an empty string."""
         self._note_state()
         os.set_blocking(self._wake_writer, False)
         signal.set_wakeup_fd(self._wake_writer)
@@ -87,7 +87,7 @@ class _Container:
         return ""
 
     def follow(self) -> None:
-        """Copy the output to the log until the container ends, then note how."""
+        """Copy the output to the log until the container ends, then note its exit code."""
         watched = selectors.DefaultSelector()
         for name, (reader, _) in self._pipes.items():
             watched.register(reader, selectors.EVENT_READ, LineSplitter(name))
@@ -137,7 +137,7 @@ class _Container:
         files.write_json(os.path.join(self._folder, "state.json"), content)
 
     def _become_container(self, failure: int) -> None:
-        """In the child: never returns."""
+        """Runs in the child; never returns."""
         signal.set_wakeup_fd(-1)
         for (_, writer), target in zip(self._pipes.values(), (1, 2), strict=True):
             os.dup2(writer, target)
@@ -151,7 +151,7 @@ class _Container:
             identity.run(self._plan["command"])
         except OSError as error:
             os.write(failure, _describe(error, self._plan["command"]["argv"][0]).encode())
-        except BaseException:  # a bug of ours: the reason must reach the kubelet all the same
+        except BaseException:  # our own bug: the kubelet must still get the reason
             os.write(failure, traceback.format_exc().encode())
         os._exit(START_FAILED)
 

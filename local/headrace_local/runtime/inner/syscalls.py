@@ -41,7 +41,7 @@ class _MountAttr(ctypes.Structure):
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces that the flags name."""
+    """Move this process into new namespaces of the kinds in `flags`."""
     _check(_libc.unshare(flags), "unshare")
 
 
@@ -63,7 +63,7 @@ def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: 
 
 
 def unmount(target: str) -> None:
-    """Take a mount away from the tree now; it goes when its last user does."""
+    """Detach a mount from the tree now; the kernel removes it once nothing uses it."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), "umount", target)
 
 
@@ -86,7 +86,7 @@ def make_readonly(target: str, *, recursive: bool = False) -> None:
 
 
 def pivot_root_here() -> None:
-    """Make the working folder, a mount point, the root of this mount namespace and let go of the old root."""
+    """Make the working folder, a mount point, the root of this mount namespace, and detach the old root."""
     if _libc.pivot_root(b".", b".") == 0:
         unmount(".")
     else:  # the old root is the initial ramfs, which cannot be pivoted away from
@@ -107,12 +107,12 @@ def die_with_parent(signal_number: int) -> None:
 
 
 def no_new_privileges() -> None:
-    """From here on no exec gives more rights."""
+    """From now on no exec can gain privileges."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
 def drop_from_bounding_set(capability: int) -> None:
-    """Make a capability unreachable; EINVAL means that this kernel does not know it, which is as good."""
+    """Drop a capability for good. EINVAL is ignored: this kernel does not have the capability."""
     try:
         _prctl(_PR_CAPBSET_DROP, capability, "prctl(PR_CAPBSET_DROP)")
     except OSError as error:

@@ -148,7 +148,7 @@ def test_nobody_starves_under_a_steady_stream_of_higher_priority(driver, ageing:
     for index in range(60):
         d.submit(f"h{index}", 1, 1, priority=0)
         d.step()
-    assert ("low" not in d.scheduler.ledger.live) is served
+    assert ("low" not in d.scheduler.state.live) is served
 
 
 def test_order_by_priority_and_arrival_is_kept_across_preemption(driver) -> None:
@@ -160,7 +160,7 @@ def test_order_by_priority_and_arrival_is_kept_across_preemption(driver) -> None
     d.submit("d", 1, 1, priority=2)
     d.submit("c", 1, 1, priority=1)
     assert d.step() == "-b a1"
-    assert [seq.request_id for seq in d.scheduler.ledger.waiting] == ["c", "b", "d"]
+    assert [seq.request_id for seq in d.scheduler.state.waiting] == ["c", "b", "d"]
 
 
 def test_who_has_aged_is_not_evicted_for_its_priority(driver) -> None:

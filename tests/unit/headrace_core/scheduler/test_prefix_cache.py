@@ -33,7 +33,7 @@ def test_the_last_token_is_always_computed_again_into_an_own_block(driver) -> No
     row = d.plan().seqs[0]
     assert (row.start, row.num_tokens) == (8, 4), "it gives the logits"
     assert len(set(row.block_table)) == 3
-    entry = d.scheduler.ledger.cache.entry_of(row.block_table[2])
+    entry = d.scheduler.state.cache.entry_of(row.block_table[2])
     assert entry is None, "the third block of the first request is not written to"
 
 
@@ -56,9 +56,9 @@ def test_blocks_are_published_when_the_pass_that_filled_them_is_committed(driver
     plan = d.plan()
     d.submit("b", PROMPT)
     assert d.scheduler.stats().blocks_cached == 0
-    assert not d.scheduler.ledger.cache.entries(), "the plan alone fills nothing"
+    assert not d.scheduler.state.cache.entries(), "the plan alone fills nothing"
     d.commit(plan)
-    assert len(d.scheduler.ledger.cache.entries()) == 2
+    assert len(d.scheduler.state.cache.entries()) == 2
     assert d.steps(2) == ["a+8!", "a1 b+4!"]
 
 
@@ -68,13 +68,13 @@ def test_running_sequences_share_blocks_and_usage_counts_them_once(driver) -> No
     d.step()
     d.submit("b", (*PROMPT, 1, 2))
     d.step()
-    a, b = d.scheduler.ledger.running.values()
+    a, b = d.scheduler.state.running.values()
     assert a.blocks[:3] == b.blocks[:3]
     assert a.blocks[3] != b.blocks[3]
-    assert d.scheduler.ledger.pool.used == 5
+    assert d.scheduler.state.pool.used == 5
     d.scheduler.abort("a", d.now)
     invariants.check(d.scheduler)
-    assert d.scheduler.ledger.pool.used == 4
+    assert d.scheduler.state.pool.used == 4
 
 
 def test_equal_content_is_published_once(driver) -> None:
@@ -82,7 +82,7 @@ def test_equal_content_is_published_once(driver) -> None:
     d.submit("a", PROMPT)
     d.submit("b", PROMPT)
     assert d.step() == "a+12! b+12!"
-    cache = d.scheduler.ledger.cache
+    cache = d.scheduler.state.cache
     assert {entry.owner for entry in cache.entries()} == {0}
     d.scheduler.abort("a", d.now)
     d.scheduler.abort("b", d.now)
@@ -106,7 +106,7 @@ def test_who_does_not_read_is_no_query_but_fills_the_cache(driver) -> None:
 
 def test_even_a_colliding_hash_keeps_salts_apart(driver) -> None:
     d = driver()
-    d.scheduler.ledger.cache.hasher = lambda data: b"same"
+    d.scheduler.state.cache.hasher = lambda data: b"same"
     assert run_alone(d, "a", PROMPT[:5], cache_salt="x") == ["a+5!"]
     assert run_alone(d, "b", PROMPT[:5], cache_salt="y") == ["b+5!"]
     assert run_alone(d, "c", PROMPT[:5], cache_salt="y") == ["c+1!"]
@@ -119,7 +119,7 @@ def test_two_adapters_share_no_block(driver) -> None:
     d.step()
     d.submit("b", PROMPT, cache_salt="adapter-1@v2")
     assert d.step() == "a1 b+12!"
-    a, b = d.scheduler.ledger.running.values()
+    a, b = d.scheduler.state.running.values()
     assert not set(a.blocks) & set(b.blocks)
 
 
@@ -137,7 +137,7 @@ def test_another_namespace_has_other_keys(driver) -> None:
     for namespace in ("model@1", "model@2"):
         d = driver(cache_namespace=namespace)
         run_alone(d, "a", PROMPT)
-        keys.append({entry.key[0] for entry in d.scheduler.ledger.cache.entries()})
+        keys.append({entry.key[0] for entry in d.scheduler.state.cache.entries()})
     assert not keys[0] & keys[1]
 
 
@@ -152,14 +152,14 @@ def test_switched_off_nothing_is_kept(driver) -> None:
 @pytest.mark.parametrize("mask", [0, 1, 255])
 def test_a_colliding_hash_costs_a_miss_and_never_a_wrong_hit(driver, mask: int) -> None:
     d = driver()
-    real = d.scheduler.ledger.cache.hasher
-    d.scheduler.ledger.cache.hasher = lambda data: bytes([real(data)[0] & mask])
+    real = d.scheduler.state.cache.hasher
+    d.scheduler.state.cache.hasher = lambda data: bytes([real(data)[0] & mask])
     prompts = {f"r{n}": tuple((n * k) % 5 for k in range(12 if n % 2 else 5)) for n in range(30)}
     for name, prompt in prompts.items():
         d.submit(name, prompt, 1)
         row = d.plan().seqs[0]
         for index in range(row.start // 4):
-            entry = d.scheduler.ledger.cache.entry_of(row.block_table[index])
+            entry = d.scheduler.state.cache.entry_of(row.block_table[index])
             owner = f"r{entry.owner}"
             assert prompts[owner][: 4 * (index + 1)] == prompt[: 4 * (index + 1)], "the whole beginning is the same"
         d.commit(d.scheduler.in_flight)
@@ -175,9 +175,9 @@ def test_a_failed_request_publishes_nothing_and_what_it_had_published_is_forgott
     d = driver(max_num_batched_tokens=8)
     d.submit("a", (*PROMPT, 1, 2, 3, 4))
     d.step()
-    assert len(d.scheduler.ledger.cache.entries()) == 2
+    assert len(d.scheduler.state.cache.entries()) == 2
     d.commit(d.plan(), failed=["a"])
-    assert not d.scheduler.ledger.cache.entries()
+    assert not d.scheduler.state.cache.entries()
     assert run_alone(d, "b", PROMPT) == ["b+8", "b+4!"]
 
 
@@ -186,9 +186,9 @@ def test_a_failed_request_leaves_what_others_published(driver) -> None:
     run_alone(d, "a", PROMPT)
     d.submit("b", (*PROMPT, 1, 2, 3, 4, 5))
     d.step()
-    assert len(d.scheduler.ledger.cache.entries()) == 4
+    assert len(d.scheduler.state.cache.entries()) == 4
     d.commit(d.plan(), failed=["b"])
-    assert len(d.scheduler.ledger.cache.entries()) == 3
+    assert len(d.scheduler.state.cache.entries()) == 3
     assert run_alone(d, "c", (*PROMPT, 1, 2, 3, 4, 5)) == ["c+5!"]
 
 
@@ -199,7 +199,7 @@ def test_what_was_built_on_a_forgotten_block_is_not_found(driver) -> None:
     d.submit("b", (*PROMPT[:8], 1, 2, 3, 4, 5), 20)
     d.step()
     d.commit(d.plan(), failed=["a"])
-    assert d.scheduler.ledger.live["b"].blocks
+    assert d.scheduler.state.live["b"].blocks
     assert run_alone(d, "c", (*PROMPT[:8], 1, 2, 3, 4, 6))[0] == "b1 c+13!"
     invariants.check(d.scheduler)
 
@@ -212,7 +212,7 @@ def test_who_holds_a_forgotten_block_publishes_nothing_behind_it(driver) -> None
     d.step()
     d.commit(d.plan(), failed=["a"])
     d.steps(12)
-    assert not d.scheduler.ledger.cache.entries(), "all that b computes rests on the first two blocks"
+    assert not d.scheduler.state.cache.entries(), "all that b computes rests on the first two blocks"
 
 
 def test_who_has_a_copy_of_its_own_publishes_that_when_the_other_is_gone(driver) -> None:
@@ -223,8 +223,8 @@ def test_who_has_a_copy_of_its_own_publishes_that_when_the_other_is_gone(driver)
     d.submit("y", 17, 1)
     assert d.step() == "b1 y+17!", "which took the third block of a"
     d.steps(3)
-    owners = {entry.block: entry.owner for entry in d.scheduler.ledger.cache.entries()}
-    assert [owners.get(block) for block in d.scheduler.ledger.live["b"].blocks] == [None, None, 1, 1]
+    owners = {entry.block: entry.owner for entry in d.scheduler.state.cache.entries()}
+    assert [owners.get(block) for block in d.scheduler.state.live["b"].blocks] == [None, None, 1, 1]
     d.submit("c", (*PROMPT, 5), 1)
     assert d.step() == "b1 c+1!"
 
@@ -235,7 +235,7 @@ def test_a_request_that_ended_before_its_commit_publishes_nothing(driver) -> Non
     plan = d.plan()
     d.scheduler.abort("a", d.now)
     assert d.commit(plan) == ()
-    assert not d.scheduler.ledger.cache.entries()
+    assert not d.scheduler.state.cache.entries()
     assert d.scheduler.stats().tokens_discarded == 12
 
 
@@ -298,8 +298,8 @@ def test_asking_for_a_prompt_again_and_again_does_not_compute_its_keys_again(dri
     d.submit("b", 32, 8)
     d.step()
     calls = []
-    real = d.scheduler.ledger.cache.hasher
-    d.scheduler.ledger.cache.hasher = lambda data: calls.append(data) or real(data)
+    real = d.scheduler.state.cache.hasher
+    d.scheduler.state.cache.hasher = lambda data: calls.append(data) or real(data)
     d.submit("c", (*PROMPT, *range(20)), 5)
     d.steps(1)
     first = len(calls)

@@ -206,7 +206,7 @@ def test_stats_and_repr_tell_the_state(driver) -> None:
     d.commit(plan)
     stats = d.scheduler.stats()
     assert (stats.tokens_prefill, stats.tokens_decode, stats.steps, stats.generation) == (20, 2, 2, 1)
-    assert "a decode 11/12 tokens 3 blocks" in repr(d.scheduler.ledger.live["a"])
+    assert "a decode 11/12 tokens 3 blocks" in repr(d.scheduler.state.live["a"])
 
 
 def test_a_scheduler_needs_room_for_a_prompt_and_a_token() -> None:
@@ -219,12 +219,12 @@ def test_invariants_name_what_is_wrong(driver) -> None:
     d.submit("a", 6)
     d.submit("b", 6)
     d.step()
-    a, b = d.scheduler.ledger.running.values()
+    a, b = d.scheduler.state.running.values()
     a.blocks, kept = b.blocks, a.blocks
-    with pytest.raises(invariants.InvariantError, match=r"neither free nor held.*other holders than there are"):
+    with pytest.raises(invariants.InvariantError, match=r"neither free nor held.*holder counts are wrong"):
         invariants.check(d.scheduler)
     a.blocks = kept
-    d.scheduler.ledger.waiting.push(b)
+    d.scheduler.state.waiting.push(b)
     with pytest.raises(invariants.InvariantError, match="'b' is in 2 places"):
         invariants.check(d.scheduler)
 

@@ -30,7 +30,7 @@ def test_forks_sample_with_their_sibling_and_share_its_blocks(driver) -> None:
     a, b, c = plan.seqs
     assert (b.fork_of, b.start, b.token_ids, b.samples, b.is_prefill) == ("a", 6, (), True, True)
     assert a.block_table == b.block_table == c.block_table
-    assert (plan.num_tokens, d.scheduler.ledger.pool.used) == (6, 2)
+    assert (plan.num_tokens, d.scheduler.state.pool.used) == (6, 2)
     assert d.commit(plan) == (
         Started("a", 4.0), Token("a", 100, 0), Started("b", 4.0, 6), Token("b", 100, 0), Started("c", 4.0, 6),
         Token("c", 100, 0),
@@ -207,7 +207,7 @@ def test_an_aborted_fork_leaves_the_others(driver) -> None:
     plan = d.plan()
     d.scheduler.abort("c", d.now)
     d.commit(plan)
-    assert (d.step(), d.scheduler.ledger.pool.used) == ("a1", 2)
+    assert (d.step(), d.scheduler.state.pool.used) == ("a1", 2)
 
 
 @pytest.mark.parametrize(("left", "step"), [(2, "a1 b1 c1"), (1, "-c a1 b1"), (0, "-c -b a1")])
@@ -215,7 +215,7 @@ def test_blocks_for_copies_are_secured_like_growth(driver, left: int, step: str)
     d = driver()
     submit_forks(d, "abc")
     d.step()
-    pool = d.scheduler.ledger.pool
+    pool = d.scheduler.state.pool
     pool.allocate(pool.free - left)  # as if somebody else held them: rule 1 never lets it come to this
     plan = d.scheduler.plan(d.now)
     assert plan is not None
@@ -246,7 +246,7 @@ def test_queue_limits_count_forks_as_requests_and_not_their_tokens(driver) -> No
 
 def test_forks_of_one_that_was_aborted_publish_the_same_whatever_the_hashes(driver) -> None:
     d = driver()
-    d.scheduler.ledger.cache.hasher = lambda _: b"same"  # so that each block displaces another
+    d.scheduler.state.cache.hasher = lambda _: b"same"  # so that each block displaces another
     submit_forks(d, "abc", prompt=tuple(range(12)))
     plan = d.plan()
     d.scheduler.abort("a", d.now)

@@ -20,7 +20,7 @@ def test_the_newest_is_evicted_and_comes_back_at_the_front(driver) -> None:
     plan = d.plan()
     assert (plan.preempted, [row.request_id for row in plan.seqs]) == (("b",), ["a"])
     assert d.commit(plan)[0] == Preempted("b", 4)
-    assert [seq.request_id for seq in d.scheduler.ledger.waiting] == ["b", "c"]
+    assert [seq.request_id for seq in d.scheduler.state.waiting] == ["b", "c"]
     stats = d.scheduler.stats()
     assert (stats.preemptions, stats.tokens_recomputed, stats.waiting_tokens) == (1, 0, 6)
 
@@ -33,7 +33,7 @@ def test_an_evicted_request_goes_before_those_that_came_earlier(driver) -> None:
     assert d.steps(2) == ["a+3! b+3!", "a1 b1"]
     d.scheduler.reconfigure({"scheduling_policy": "fcfs"}, d.now)
     assert d.step() == "-b a1"
-    assert [seq.request_id for seq in d.scheduler.ledger.waiting] == ["b", "w"]
+    assert [seq.request_id for seq in d.scheduler.state.waiting] == ["b", "w"]
 
 
 def test_recomputation_is_prefill_of_prompt_and_output_and_is_counted(driver) -> None:
@@ -82,7 +82,7 @@ def test_whoever_was_evicted_makes_progress_before_it_is_evicted_again(driver) -
         d.submit(name, 2, 10)
     outputs_at_eviction: dict[str, list[int]] = {}
     while d.scheduler.has_work:
-        live = {name: seq.num_output_tokens for name, seq in d.scheduler.ledger.live.items()}
+        live = {name: seq.num_output_tokens for name, seq in d.scheduler.state.live.items()}
         plan = d.plan()
         for name in plan.preempted:
             outputs_at_eviction.setdefault(name, []).append(live[name])

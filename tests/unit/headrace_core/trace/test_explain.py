@@ -181,20 +181,20 @@ def test_an_explanation_is_json_and_sentences(driver) -> None:
     assert json.loads(json.dumps(told(d, "b").to_dict())) == told(d, "b").to_dict()
     assert told(d, "b").to_dict()["stalls"] == [{"cause": "after_preemption", "steps": 2, "seconds": 3.0}]
     assert told(d, "a").sentences() == (
-        "Request a has generated 4 tokens of at most 7, 10.00 s after it came.",
-        "Its first chunk came after 3.00 s: it waited 3.00 s for the step that ran when it came.",
+        "Request a has generated 4 tokens of at most 7, 10.00 s after it arrived.",
+        "Its first chunk came after 3.00 s: it waited 3.00 s for the step that was running when it arrived.",
         "Its first token came 1.00 s and 1 chunk later.",
     )
     assert told(d, "b").sentences()[2:] == (
         "Its first token came 1.00 s and 1 chunk later.",
-        "6.00 s after it came it was preempted to free KV blocks for a; 4 tokens lost their KV.",
+        "6.00 s after it arrived it was preempted to free KV blocks for a; the KV of 4 tokens was lost.",
         "After its first chunk it waited 3.00 s to start again after it was preempted.",
     )
     assert told(d, "c").sentences() == (
-        "Request c waits, 8.00 s after it came.",
+        "Request c waits, 8.00 s after it arrived.",
         (
-            "It has not started after 8.00 s: it waited 4.00 s for a place among max_num_seqs, 3.00 s behind others in "
-            "the queue, 1.00 s for the step that ran when it came."
+            "It has not started after 8.00 s: it waited 4.00 s for a place among max_num_seqs, 3.00 s behind other "
+            "requests in the queue, 1.00 s for the step that was running when it arrived."
         ),
         "Those ahead of it waited 3.00 s for free KV blocks.",
     )

@@ -375,7 +375,7 @@ async def test_after_ten_thousand_requests_no_map_has_grown(looped: Looped) -> N
     await made.idle()
     assert made.loop._live == {}
     assert made.loop._outbox == []
-    assert made.scheduler.ledger.live == {}
+    assert made.scheduler.state.live == {}
     assert made.loop._inbox._calls.qsize() == 0
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
 

@@ -107,7 +107,7 @@ def test_our_images_are_this_machine(reference: str):
     "reference", ["busybox", "docker.io/library/busybox:latest", "evilheadrace/engine", "headrace"]
 )
 def test_other_images_are_refused_with_the_reason(reference: str):
-    with pytest.raises(NotFoundError, match="only images that are this machine"):
+    with pytest.raises(NotFoundError, match="only images that stand for this machine"):
         ImagePolicy().find(reference)
 
 

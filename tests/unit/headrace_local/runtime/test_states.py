@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
+from headrace_local.process_id import boot_id
 from headrace_local.runtime.inner.lives import start_ticks
-from headrace_local.runtime.processes import ProcessId, boot_id, process_namespace, usage_by_namespace
 from headrace_local.runtime.states import UNSEEN_EXIT, ContainerPhase, read_state
 
 
@@ -47,23 +46,3 @@ def test_a_pid_that_somebody_else_has_now_is_not_ours(tmp_path: Path):
 def test_another_boot_ended_everything(tmp_path: Path):
     write_state(tmp_path, pid=os.getpid(), start=start_ticks(os.getpid()), boot="another")
     assert read_state(tmp_path).phase is ContainerPhase.EXITED
-
-
-def test_signals_and_waiting_by_identity():
-    with subprocess.Popen(["sleep", "60"]) as process:
-        identity = ProcessId(process.pid, start_ticks(process.pid))
-        stranger = ProcessId(process.pid, identity.start + 1)
-        assert identity.alive
-        assert not stranger.alive
-        assert not stranger.signal(9)
-        assert not identity.wait(0)
-        assert identity.signal(15)
-        assert identity.wait(10)
-    assert not identity.alive
-    assert not identity.signal(9)
-
-
-def test_usage_is_counted_by_process_namespace():
-    usage = usage_by_namespace()[process_namespace(os.getpid())]
-    assert usage.processes >= 1
-    assert usage.rss_bytes > 1 << 20
