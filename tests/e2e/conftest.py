@@ -23,7 +23,7 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
-    """A cluster with the operator running; gone afterwards, with everything that it started."""
+    """A cluster with the operator running. Afterwards it is removed with everything that it started."""
     found = {binary.program.name: binary for binary in binaries.find_all(cache_root(os.environ), os.environ)}
     missing = [name for name, binary in found.items() if binary.source is binaries.BinarySource.MISSING]
     if missing:

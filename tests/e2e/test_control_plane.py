@@ -69,7 +69,7 @@ async def test_prometheus_may_list_pods_and_nothing_else(api: ApiServer):
             await kube.list(CLUSTER_ROLES)
 
 
-def test_etcd_answers_nobody_without_its_own_certificate(api: ApiServer):
+def test_etcd_refuses_clients_without_its_own_certificate(api: ApiServer):
     health = f"{api.slot.etcd_url}/health"
     assert answers(health, tls(api.pki, api.pki.etcd_client, etcd=True))
     assert not answers(health, tls(api.pki, etcd=True))

@@ -257,7 +257,7 @@ def test_sigterm_is_given_its_time(runtime: Runtime, sandbox: Any):
     assert runtime.status(container).exit_code == 7
 
 
-def test_who_does_not_listen_is_killed_with_all_its_children(runtime: Runtime, sandbox: Any):
+def test_a_container_that_ignores_sigterm_is_killed_with_all_its_children(runtime: Runtime, sandbox: Any):
     container = runtime.container(sandbox, "python", "-c", STUBBORN)
     runtime.until_up(container)
     until(lambda: len(runtime.processes(container)) == 2)

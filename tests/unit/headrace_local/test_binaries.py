@@ -1,4 +1,4 @@
-"""Where programs are taken from, and that versions of another release are passed over."""
+"""Where programs are found, and that other releases are not used."""
 
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def test_one_that_fails_when_asked_is_passed_over(machine: Machine):
         ("prometheus, version  (branch: , revision: x)\n  go version: go1.26.8", None),
     ],
 )
-def test_versions_as_the_programs_say_them(tmp_path: Path, says: str, version: str | None):
+def test_versions_are_parsed_from_the_programs_output(tmp_path: Path, says: str, version: str | None):
     assert ask_version(fake(tmp_path, says), ()) == version
 
 

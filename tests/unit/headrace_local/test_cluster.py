@@ -1,4 +1,4 @@
-"""`up` and `down` around the parts: what is found, cleared away, and left."""
+"""`up` and `down`: what they find, clear away and leave."""
 
 import json
 import sys
@@ -86,7 +86,7 @@ def test_up_clears_a_broken_cluster_away_first(slot: Slot, monkeypatch: pytest.M
     assert seen == [[]]
 
 
-def test_two_commands_on_one_slot(slot: Slot, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_command_on_one_slot_is_refused(slot: Slot, monkeypatch: pytest.MonkeyPatch):
     def meanwhile(slot: Slot, *_: object, **__: object) -> None:
         with pytest.raises(LocalError, match="Another `headrace local up` or `down`"):
             cluster.down(slot)

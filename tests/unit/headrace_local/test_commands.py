@@ -1,4 +1,4 @@
-"""`headrace local`: errors are one panel with what to do, exit codes say how it went."""
+"""`headrace local`: errors are shown in a panel with what to do; exit codes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Building with a real Go compiler: what a success leaves, and what a failure says."""
+"""Building with a real Go compiler: files after success, messages after failure."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ TINY = Program("tiny", "tiny", "headrace.test/tiny", ".")
 
 
 class Details:
-    """A step that remembers what it was told."""
+    """A step that keeps its details."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -97,7 +97,7 @@ def test_a_toolchain_that_can_not_be_fetched(tmp_path: Path, monkeypatch: pytest
     assert "Install Go 1.26" in caught.value.todo
 
 
-def test_go_that_says_nothing(tmp_path: Path):
+def test_a_go_command_without_output_has_version_zero(tmp_path: Path):
     assert go_version(str(tmp_path / "none")) == (0, 0)
 
 

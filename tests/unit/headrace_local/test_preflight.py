@@ -85,7 +85,7 @@ def test_another_users_cluster_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("failing", ["try_unshare", "try_overlay"])
-def test_no_file_views_at_all_says_what_the_kernel_said_and_names_other_clusters(
+def test_without_any_isolation_the_error_has_the_kernels_messages_and_names_other_clusters(
     monkeypatch: pytest.MonkeyPatch, failing: str
 ):
     for name in ("try_unshare", "try_overlay"):
@@ -103,8 +103,8 @@ def test_root_without_the_right_to_mount_falls_back_to_a_user_namespace(monkeypa
     assert isolation.find_isolation() is Isolation.USER_NAMESPACE
 
 
-def test_the_real_tries_agree_with_each_other():
-    """Where namespaces can be had, an overlay can too, and nothing of either try stays mounted."""
+def test_the_real_trials_agree_with_each_other():
+    """Where namespaces work, overlays do too, and nothing stays mounted after the trials."""
     try:
         found = isolation.find_isolation()
     except LocalError as error:

@@ -97,7 +97,7 @@ def test_who_may_not_read_the_cache_computes_everything(driver, field) -> None:
     assert run_alone(d, "b", PROMPT, **field) == ["b+12!"]
 
 
-def test_who_does_not_read_is_no_query_but_fills_the_cache(driver) -> None:
+def test_a_request_that_does_not_read_the_cache_counts_no_query_but_fills_it(driver) -> None:
     d = driver()
     assert run_alone(d, "a", PROMPT, reads_cache=False) == ["a+12!"]
     assert d.scheduler.stats().cache_queries == 0

@@ -159,7 +159,7 @@ def test_a_fork_of_another_prompt_is_the_drivers_mistake(driver) -> None:
         d.submit("b", PROMPT, fork_of="a", cache_salt="x")
 
 
-def test_who_must_compute_every_position_is_no_fork(driver) -> None:
+def test_a_request_that_must_compute_every_position_does_not_fork(driver) -> None:
     d = driver()
     submit_forks(d, "ab", reads_cache=False)
     assert d.step() == "a+6! b+6!"

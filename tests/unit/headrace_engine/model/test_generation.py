@@ -1,4 +1,4 @@
-"""generation_config.json: what ends an answer, how to sample, and what is wrong with it."""
+"""generation_config.json: end tokens, suggested sampling, and errors."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def sampling(folder: Path) -> SuggestedSampling:
     return read_generation(find_source(str(folder))).sampling()
 
 
-def test_how_the_makers_sample(folder: Path) -> None:
+def test_suggested_sampling_is_read_from_the_file(folder: Path) -> None:
     say(folder, do_sample=True, temperature=0.6, top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1, max_length=9)
     found = sampling(folder)
     assert found == SuggestedSampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1)
@@ -44,7 +44,7 @@ def test_how_the_makers_sample(folder: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_is_not_said_is_openais_default(folder: Path) -> None:
+def test_missing_values_are_openais_defaults(folder: Path) -> None:
     say(folder, temperature=1.0, top_k=-1)
     assert sampling(folder) == OPENAIS
     assert OPENAIS.differences == {}
@@ -65,8 +65,8 @@ def test_what_is_not_said_is_openais_default(folder: Path) -> None:
         ({"top_k": True}, "top_k is True"),
         ({"min_p": -0.1}, "min_p is -0.1"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),
-        ({"eos_token_id": "x"}, "eos_token_id is 'x', which are no token ids"),
-        ({"eos_token_id": [1, None]}, "no token ids"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x', which are not token ids"),
+        ({"eos_token_id": [1, None]}, "not token ids"),
     ],
 )
 def test_a_value_that_no_call_could_ask_for_is_named(folder: Path, values: dict[str, Any], words: str) -> None:
@@ -109,5 +109,5 @@ def test_a_revision_of_a_hub_model_is_the_one_that_is_loaded(
 
 
 def test_a_folder_has_no_revisions(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"--revision v2: .*leave it out"):
+    with pytest.raises(ModelError, match=r"--revision v2: .*omit it"):
         find_source(str(folder), revision="v2")

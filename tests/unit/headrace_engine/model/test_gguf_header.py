@@ -1,4 +1,4 @@
-"""A GGUF file loads to the last bit, with the BOS its metadata asks for; one that lies is refused by name."""
+"""A GGUF file loads exactly, with BOS as its metadata says; damaged or inconsistent files are refused by name."""
 
 import contextlib
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def _name(name: str) -> str:
 
 
 def _permuted(name: str, array: Any, config: Any) -> Any:
-    """As converters write queries and keys of the Llama family."""
+    """Permute queries and keys as converters do for the Llama family."""
     heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
     for end, count in heads.items():
         if name.endswith(end):
@@ -114,7 +114,7 @@ def test_bos_comes_in_front_where_the_metadata_says_so(write: Any, said: bool | 
     assert load(path).tokenizer("abc")["input_ids"] == expected
 
 
-def test_silence_about_bos_means_yes_for_sentencepiece(tmp_path: Path) -> None:
+def test_without_metadata_about_bos_only_sentencepiece_gets_it(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model("llama")
@@ -161,11 +161,11 @@ def test_the_end_of_a_turn_ends_an_answer(write: Any) -> None:
     ("alter", "words"),
     [
         (lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(4, dtype=np.float32)),
-         r"rope_freqs\.weight turns"),
+         r"rope_freqs\.weight changes"),
         (lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.ones(32, dtype=np.float32)),
          r"holds tensor blk\.0\.attn_q\.bias, for which LlamaForCausalLM has no place"),
         (lambda writer: (writer.add_rope_scaling_type(RopeScalingType.YARN), writer.add_rope_scaling_factor(4.0)),
-         "yarn RoPE scaling turns"),
+         "yarn RoPE scaling changes"),
     ],
 )  # fmt: skip
 def test_what_transformers_would_pass_over_is_refused(write: Any, alter: Alter, words: str) -> None:
@@ -192,7 +192,7 @@ def test_not_a_number_is_named(write: Any, module: Any) -> None:
         load(path)
 
 
-def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     for data in (b"GGML....", b""):
         path.write_bytes(data)
@@ -213,7 +213,7 @@ def test_every_cut_is_found(write: Any) -> None:
         read_header(path)
 
 
-def test_damage_anywhere_in_the_header_is_an_answer_and_no_traceback(write: Any) -> None:
+def test_damage_anywhere_in_the_header_gives_an_error_without_a_traceback(write: Any) -> None:
     path = write()
     data = path.read_bytes()
     for at in range(4, 600):

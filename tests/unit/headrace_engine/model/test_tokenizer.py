@@ -55,19 +55,19 @@ def first_ids(folder: Path) -> list[int]:
     return ids[:-2]
 
 
-def test_gemma_gets_bos_where_its_files_are_silent_and_llama_does_not(tmp_path: Path) -> None:
+def test_without_settings_gemma_gets_bos_and_llama_does_not(tmp_path: Path) -> None:
     assert first_ids(make_folder(tmp_path / "gemma", gemma=True)) == [BOS]
     assert first_ids(make_folder(tmp_path / "llama")) == []
 
 
-def test_tokenizer_config_decides_where_it_speaks(tmp_path: Path) -> None:
+def test_tokenizer_config_decides_about_bos_if_it_says_anything(tmp_path: Path) -> None:
     gemma, llama = make_folder(tmp_path / "gemma", gemma=True), make_folder(tmp_path / "llama")
     say(gemma, add_bos_token=False)
     say(llama, add_bos_token=True)
     assert (first_ids(gemma), first_ids(llama)) == ([], [BOS])
 
 
-def test_bos_is_not_put_twice(tmp_path: Path) -> None:
+def test_bos_is_not_added_twice(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "gemma", gemma=True)
     load(folder).tokenizer.save_pretrained(folder)  # its tokenizer.json now adds it
     assert first_ids(folder) == [BOS]
@@ -147,7 +147,7 @@ def with_template(folder: Path, text: bytes | None) -> LoadedModel:
     return load_model(source, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_a_chat_template_of_ones_own_wins(tmp_path: Path) -> None:
+def test_a_given_chat_template_takes_precedence(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "gemma", gemma=True)
     messages = [{"role": "user", "content": "hi"}]
     own = with_template(folder, b"{% for m in messages %}[{{ m['content'] }}]{% endfor %}").tokenizer
@@ -164,7 +164,7 @@ def test_a_chat_template_of_ones_own_wins(tmp_path: Path) -> None:
         (None, "cannot be read"),
     ],
 )
-def test_a_chat_template_that_is_none_is_named(tmp_path: Path, text: bytes | None, words: str) -> None:
+def test_an_invalid_chat_template_is_named(tmp_path: Path, text: bytes | None, words: str) -> None:
     folder = make_folder(tmp_path / "llama")
     with pytest.raises(ModelError, match=rf"--chat-template .*{words}"):
         with_template(folder, text)

@@ -53,7 +53,7 @@ def sentencepiece(*, strips: bool) -> Any:
 def generate(
     grammar: Grammar, vocab_size: int, *, seed: str = "0", steps: int = 400, temperature: float = 1.0, **options: Any
 ) -> tuple[list[int], str]:
-    """Random logits held to `grammar`, as the loop does it: the tokens, and how it ended."""
+    """Sample from random logits under `grammar`, as the loop does; returns the tokens and how it ended."""
     state = TokenState(
         SamplingParams(prompt_len=1, grammar=grammar, temperature=temperature, seed=seed, **options), (0,)
     )
@@ -226,7 +226,7 @@ def test_a_dead_end_has_a_defined_end(without_z: Any, temperature: float) -> Non
         assert by_state[free].problem is None
 
 
-def test_what_cannot_even_begin_is_refused_when_it_is_asked_for(without_z: Any) -> None:
+def test_a_grammar_that_allows_no_output_is_refused_at_once(without_z: Any) -> None:
     compiler = GrammarCompiler(without_z, vocab_size=26, eos_token_ids={25})
     with pytest.raises(GrammarError, match=f"regex: {DEAD_END}"):
         compiler.compile(spec("regex", "z+"))
@@ -301,13 +301,13 @@ REFUSED = [
     (spec("json_schema", {"const": "\ud800"}), "surrogate"),
     (spec("regex", "a("), "unclosed group"),
     (spec("regex", r"(a)\1"), "backreferences"),
-    (spec("regex", ""), "not empty"),
-    (spec("regex", None), "must be a string"),
+    (spec("regex", ""), "non-empty string"),
+    (spec("regex", None), "non-empty string"),
     (spec("regex", "[^\\s\\S]"), DEAD_END),
-    (spec("choice", ()), "list of strings"),
-    (spec("choice", ("a", "")), "none of them empty"),
-    (spec("choice", "yes"), "list of strings"),
-    (spec("choice", (1,)), "list of strings"),
+    (spec("choice", ()), "list of at least one"),
+    (spec("choice", ("a", "")), "non-empty string"),
+    (spec("choice", "yes"), "list of at least one"),
+    (spec("choice", (1,)), "list of at least one"),
 ]
 
 

@@ -58,7 +58,7 @@ def test_ties_are_listed_by_id_and_share_their_rank() -> None:
     assert score.rank == 1
 
 
-def test_nan_is_an_error_and_no_score() -> None:
+def test_nan_gives_an_error_instead_of_a_score() -> None:
     with pytest.raises(NotNumbersError):
         score_rows(torch.tensor([[0.0, math.nan]]), [0], top=[0])
 

@@ -1,4 +1,4 @@
-"""Pod addresses: in the slot's range, never one that lives, and late to be used again."""
+"""Pod addresses: in the slot's range, never one in use, and reused as late as possible."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_a_freed_address_comes_last():
     assert first != second
 
 
-def test_the_search_goes_round():
+def test_the_search_wraps_around():
     address, cursor = next_address(SLOT, PODS_PER_SLOT - 1, set())
     assert cursor == 0
     assert next_address(SLOT, PODS_PER_SLOT - 1, {address})[0] == "127.105.0.2"

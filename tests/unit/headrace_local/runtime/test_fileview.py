@@ -76,7 +76,7 @@ def test_a_mounted_file_is_shown_read_only():
     assert (step["source"], step["target"], step["readonly"]) == ("/etc/resolv.conf", "/etc/resolv.conf", True)
 
 
-def test_a_temporary_folder_is_hidden_and_the_checkout_in_it_laid_in_again():
+def test_a_temporary_folder_is_hidden_and_the_checkout_in_it_mounted_again():
     machine = Machine((), ("/tmp/checkout/.venv",), MACHINE.hidden)
     steps = plan_view(machine, ViewRequest(as_root=False, readonly_root=True))
     assert [step["path"] for step in of(steps, "hide")] == ["/tmp", "/run"]
@@ -112,7 +112,7 @@ def test_a_read_only_root_is_sealed_last_and_without_the_volumes():
     assert steps[-1] == {"do": "seal", "paths": ["/", "/run"]}
 
 
-def test_what_a_volume_lies_over_is_not_sealed_but_what_is_laid_into_it_is():
+def test_folders_covered_by_a_volume_are_not_sealed_but_mounts_inside_it_are():
     machine = Machine(mounts=MACHINE.mounts, needed=("/tmp/clone",), hidden=(TMP,))
     mounts = [MountRecord("/tmp", "/h/tmp", readonly=False)]
     steps = plan_view(machine, ViewRequest(as_root=False, readonly_root=True, mounts=mounts))

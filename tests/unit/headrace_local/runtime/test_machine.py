@@ -1,4 +1,4 @@
-"""What is found out about this machine."""
+"""Facts about this machine."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records: what is written is found again by the next runtime."""
+"""Records are found again by the next runtime."""
 
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def test_records_survive_the_runtime(tmp_path: Path):
     assert after.cursor == 17
 
 
-def test_what_was_dropped_stays_away(tmp_path: Path):
+def test_dropped_records_stay_deleted(tmp_path: Path):
     records = ContainerRecords(tmp_path)
     records.put_sandbox(SANDBOX)
     records.put_container(CONTAINER, plan())
@@ -87,7 +87,7 @@ def test_what_was_dropped_stays_away(tmp_path: Path):
     assert not records.folder("c1").exists()
 
 
-def test_half_a_removal_is_no_container(tmp_path: Path):
+def test_an_interrupted_removal_leaves_no_container(tmp_path: Path):
     records = ContainerRecords(tmp_path)
     records.put_container(CONTAINER, plan())
     (records.folder("c1") / "record.json").unlink()

@@ -1,4 +1,4 @@
-"""What a CRI container configuration becomes."""
+"""From a CRI container configuration to our own values."""
 
 import signal
 
