@@ -39,10 +39,11 @@ nightly: $(INSTALLED) model ## Property, contract and fuzz tests at depth (hours
 	HEADRACE_AUTO_DTYPE=float32 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) unit
 	HEADRACE_AUTO_DTYPE=bfloat16 $(MAKE) unit
 
-lint: $(DEV) ## Style, import contracts, generated files up to date
+lint: $(DEV) ## Style, import contracts, dead code, generated files up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 	$(BIN)/python -m headrace_api.generate --check
 
 types: $(INSTALLED) ## mypy, strict

@@ -17,7 +17,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
-from typing import Any
 
 from headrace_core.scheduler.events import ScheduledSeq
 
@@ -219,32 +218,6 @@ class StepTimeModel:
             self._sums = [[value / gain for value in row] for row in self._sums]
             self._targets = [value / gain for value in self._targets]
             self._gain = 1.0
-
-
-def calibration_samples(result: Mapping[str, Any]) -> list[tuple[StepShape, float]]:
-    """The steps of `headrace bench engine --json`, as a seed. Raises `KeyError` or `ValueError` for something else."""
-    context = int(result["context"])
-    decodes = [
-        (
-            StepShape(
-                rows=n, prefill_rows=0, decode_keys=n * (context + 1), prefill_keys=0, prefill_pairs=0, sampled=n
-            ),
-            float(seconds),
-        )
-        for n, seconds in _by_size(result["decode_step_seconds"])
-    ]
-    prefills = [
-        (
-            StepShape(rows=n, prefill_rows=n, decode_keys=0, prefill_keys=n, prefill_pairs=n * (n + 1) // 2, sampled=1),
-            float(seconds),
-        )
-        for n, seconds in _by_size(result["prefill_step_seconds"])
-    ]
-    return decodes + prefills
-
-
-def _by_size(table: Mapping[str, float]) -> list[tuple[int, float]]:
-    return [(int(size), seconds) for size, seconds in table.items()]
 
 
 def solve_non_negative(sums: _Sums, targets: Sequence[float]) -> tuple[float, ...]:

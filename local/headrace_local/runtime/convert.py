@@ -146,11 +146,6 @@ def labels_match(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool
     return all(labels.get(key) == value for key, value in selector.items())
 
 
-def phase_number(phase: ContainerPhase) -> int:
-    """The CRI number of a phase."""
-    return int(_STATE[phase])
-
-
 def _sandbox_metadata(record: SandboxRecord) -> Any:
     return pb.PodSandboxMetadata(name=record.name, uid=record.uid, namespace=record.namespace, attempt=record.attempt)
 

@@ -60,7 +60,6 @@ class DeploymentView:
     revision: str
     current: bool  # the controller has seen the newest spec
     replicas: int
-    updated: int
     deadline_exceeded: str = ""  # its message
     failure: str = ""  # why it cannot make pods (quota, admission)
 
@@ -117,7 +116,6 @@ def deployment_view(body: Raw) -> DeploymentView:
         revision=labels.get(names.REVISION_LABEL, ""),
         current=int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0),
         replicas=int(status.get("replicas") or 0),
-        updated=int(status.get("updatedReplicas") or 0),
         deadline_exceeded=(progressing.get("message") or "no progress") if late else "",
         failure=(failure or {}).get("message") or "" if _is_true(failure) else "",
     )

@@ -1,4 +1,4 @@
-"""Where records are kept: a contract, in memory, or in a folder. The ConfigMap is in `configmap.py`.
+"""Where records are kept: a contract, and a folder. The ConfigMap is in `configmap.py`.
 
 A store has one writer. `acquire` makes this process the writer or raises; a writer that lost its place gets `LeaseLost`
 from the next write and must stop.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -47,27 +46,6 @@ def read_all(data: Mapping[str, str]) -> StudyRecords:
         listed = "; ".join(map(str, records.unreadable))
         raise TunerError(f"records cannot be read: {listed}. Delete these entries, and they are measured again")
     return records
-
-
-@dataclass(slots=True)
-class MemoryStore:
-    """For tests and dry runs: lost with the process."""
-
-    data: dict[str, str] = field(default_factory=dict)
-
-    async def acquire(self) -> None:
-        """See `Store`."""
-
-    async def load(self) -> StudyRecords:
-        """See `Store`."""
-        return read_all(self.data)
-
-    async def save(self, record: AnyRecord) -> None:
-        """See `Store`."""
-        self.data[key_of(record)] = encode(record)
-
-    async def release(self) -> None:
-        """See `Store`."""
 
 
 class FolderStore:

@@ -105,7 +105,7 @@ DEPLOYMENTS = {
     "new": (deployment(), {"current": False, "replicas": 0, "revision": "r", "failure": "", "deadline_exceeded": ""}),
     "seen": (
         deployment(observedGeneration=1, replicas=2, updatedReplicas=1),
-        {"current": True, "replicas": 2, "updated": 1},
+        {"current": True, "replicas": 2},
     ),
     "behind": (deployment(2, observedGeneration=1), {"current": False}),
     "late": (

@@ -17,7 +17,7 @@ PENDING = PodView(name="b", uid="b", revision="new")
 STATE = RunningEngine(
     generation=1, revision="c", config={}, ceilings={}, slo=None, device="cpu", pretend_gpu=False, started_at=0.0
 )
-DEPLOYMENT = DeploymentView(name="d", revision="new", current=True, replicas=1, updated=1)
+DEPLOYMENT = DeploymentView(name="d", revision="new", current=True, replicas=1)
 IN_FORCE = EngineProbe(state=STATE, in_force=True)
 
 

@@ -32,7 +32,7 @@ STATE = RunningEngine(
     pretend_gpu=False,
     started_at=0.0,
 )
-DEPLOYMENT = DeploymentView(name="d", revision="new", current=True, replicas=1, updated=1)
+DEPLOYMENT = DeploymentView(name="d", revision="new", current=True, replicas=1)
 IN_FORCE = EngineProbe(state=STATE, in_force=True)
 
 

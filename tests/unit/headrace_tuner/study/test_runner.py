@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headrace_api.v1alpha1.record_codec import decode
+from headrace_api.v1alpha1.record_codec import AnyRecord, StudyRecords, decode, encode, key_of
 from headrace_api.v1alpha1.records import RunPhase, StudyVerdict, TimeWindow, TrialState
 from headrace_api.v1alpha1.search import KnobRange
 from headrace_api.v1alpha1.tuningrun import SamplerSpec
@@ -21,7 +21,7 @@ from headrace_core.knobs.resolve import resolve
 from headrace_tuner.errors import LeaseLost, TrialVoid, TunerError
 from headrace_tuner.measure.reading import TrialReading
 from headrace_tuner.measure.window import MeasuredWindow
-from headrace_tuner.records.store import FolderStore, MemoryStore
+from headrace_tuner.records.store import FolderStore, read_all
 from headrace_tuner.study.runner import Setup, StudyRunner
 from headrace_tuner.study.space import Space
 from headrace_tuner.targets.base import KnobsRefused
@@ -32,6 +32,25 @@ SPACE = Space.of(
         KnobRange(name="maxNumBatchedTokens", choices=[128, 256, 512]),
     ]
 )
+
+
+@dataclass(slots=True)
+class MemoryStore:
+    """A store that is lost with the process."""
+
+    data: dict[str, str] = field(default_factory=dict)
+
+    async def acquire(self) -> None:
+        pass
+
+    async def load(self) -> StudyRecords:
+        return read_all(self.data)
+
+    async def save(self, record: AnyRecord) -> None:
+        self.data[key_of(record)] = encode(record)
+
+    async def release(self) -> None:
+        pass
 
 
 class Killed(BaseException):
