@@ -146,3 +146,6 @@ _.do_sys
 _.api_server
 _.listening
 _.private_slot
+
+# What a test against a real Prometheus asks of a query
+_.is_share

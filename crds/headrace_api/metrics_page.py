@@ -41,17 +41,20 @@ class Query:
 
     question: str
     expr: str
+    is_share: bool = False  # the answer is between 0 and 1
 
 
 QUERIES: tuple[Query, ...] = (
     Query(
         "SLO attainment: the share of requests that met every threshold",
         "sum(increase(headrace:slo_requests_good_total[5m])) / sum(increase(headrace:slo_requests_total[5m]))",
+        is_share=True,
     ),
     Query(
         "Which threshold is missed, as a share of all judged requests",
         "sum by (target) (increase(headrace:slo_misses_total[5m]))\n"
         "  / on () group_left () sum(increase(headrace:slo_requests_total[5m]))",
+        is_share=True,
     ),
     Query("Goodput: good requests a second", "sum(rate(headrace:slo_requests_good_total[5m]))"),
     Query("Output tokens a second", "sum(rate(headrace:output_tokens_total[5m]))"),
@@ -66,14 +69,17 @@ QUERIES: tuple[Query, ...] = (
     Query(
         "Busy fraction of each engine",
         "sum by (instance) (rate(headrace:busy_seconds_total[5m]))",
+        is_share=True,
     ),
     Query(
         "Prefix cache hit rate, by tokens",
         "sum(rate(headrace:prefix_cache_hits_total[5m])) / sum(rate(headrace:prefix_cache_queries_total[5m]))",
+        is_share=True,
     ),
     Query(
         "Share of the computed tokens that served nobody",
         'sum(rate(headrace:tokens_total{kind!="useful"}[5m])) / sum(rate(headrace:tokens_total[5m]))',
+        is_share=True,
     ),
     Query(
         "MFU of each engine while busy",
@@ -104,7 +110,7 @@ QUERIES: tuple[Query, ...] = (
         "sum by (finish_reason) (rate(headrace:requests_total[5m]))",
     ),
     Query("Preemptions a second", "sum(rate(headrace:preemptions_total[5m]))"),
-    Query("KV usage of the fullest engine", "max(headrace:kv_usage_ratio)"),
+    Query("KV usage of the fullest engine", "max(headrace:kv_usage_ratio)", is_share=True),
     Query(
         "Each hot knob's value in force",
         "group by (instance, knob, value) (headrace:config_info)",
