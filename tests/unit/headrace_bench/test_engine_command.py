@@ -8,11 +8,13 @@ from headrace_bench.engine_command import engine_command
 from headrace_bench.errors import BenchError
 
 
+@pytest.mark.engine
 async def test_a_command_that_fails_says_its_words() -> None:
     with pytest.raises(BenchError, match=r"(?s)headrace_engine no-such-command failed:\n.*No such command"):
         await engine_command("no-such-command")
 
 
+@pytest.mark.engine
 async def test_lines_that_were_taken_are_not_repeated_and_unread_input_does_no_harm() -> None:
     seen: list[str] = []
 
@@ -27,6 +29,7 @@ async def test_lines_that_were_taken_are_not_repeated_and_unread_input_does_no_h
     assert "Usage" in str(caught.value)
 
 
+@pytest.mark.engine
 async def test_output_comes_back() -> None:
     assert "Usage" in await engine_command("--help")
 
