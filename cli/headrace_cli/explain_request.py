@@ -19,7 +19,8 @@ from headrace_api.names import ADMIN_TOKEN_ENV
 from headrace_cli.service_engines import Told, Where, ask_service
 from headrace_client.engine import EngineAdmin
 from headrace_client.errors import EngineCallError, KubeError
-from headrace_core.trace.explain import PHRASES, WaitCause
+from headrace_core.scheduler.wait_cause import WaitCause
+from headrace_core.trace.explain import PHRASES
 
 LOCAL = "http://127.0.0.1:8001"
 

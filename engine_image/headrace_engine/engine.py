@@ -14,6 +14,7 @@ import torch
 from headrace_core.evidence.slo import SloSet
 from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.trace.history import History
 from headrace_core.trace.record import RecordingScheduler
 from headrace_engine import device as devices
 from headrace_engine.attention.base import AttentionBackend
@@ -97,8 +98,9 @@ def assemble(
     )  # fmt: skip
     metrics.set_cache(config, pool.num_blocks)
     metrics.set_model(model_shape(loaded, layers, kv_dtype=pool.dtype), peak)
-    scheduler = _scheduler(loaded, pool, config, max_model_len=max_model_len, record=record)
-    loop = EngineLoop(scheduler, runner, metrics, revision=revision)
+    history = History()
+    scheduler = _scheduler(loaded, pool, config, max_model_len=max_model_len, record=record, history=history)
+    loop = EngineLoop(scheduler, runner, metrics, history=history, revision=revision)
     metrics.watch_step(loop.step_age)
     return Engine(
         model=loaded, config=config, runner=runner, loop=loop, metrics=metrics, max_model_len=max_model_len,
@@ -107,12 +109,19 @@ def assemble(
 
 
 def _scheduler(
-    loaded: LoadedModel, pool: KvPool, config: EngineConfig, *, max_model_len: int, record: Path | None
+    loaded: LoadedModel,
+    pool: KvPool,
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    record: Path | None,
+    history: History,
 ) -> Scheduler:
     about: dict[str, Any] = {
         "num_blocks": pool.num_blocks,
         "max_model_len": max_model_len,
         "cache_namespace": f"{loaded.name}/{loaded.architecture}/{loaded.dtype}/{pool.dtype}",
+        "observer": history,
     }
     if record is None:
         return Scheduler(config, **about)

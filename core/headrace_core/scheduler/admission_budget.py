@@ -11,7 +11,7 @@ from __future__ import annotations
 from headrace_core.scheduler.forecast import peak_blocks
 from headrace_core.scheduler.sequence import Sequence, SequencePhase
 from headrace_core.scheduler.state import SchedulerState
-from headrace_core.trace.explain import WaitCause
+from headrace_core.scheduler.wait_cause import WaitCause
 
 
 class AdmissionBudget:

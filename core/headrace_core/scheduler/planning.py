@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from headrace_core.scheduler.events import ScheduledSeq
 from headrace_core.scheduler.sequence import Sequence
-from headrace_core.trace.explain import WaitCause
+from headrace_core.scheduler.wait_cause import WaitCause
 
 
 @dataclass(frozen=True, slots=True)

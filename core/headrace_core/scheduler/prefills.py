@@ -11,7 +11,7 @@ from headrace_core.scheduler.planning import StepBuilder
 from headrace_core.scheduler.policies import Batching
 from headrace_core.scheduler.sequence import Sequence, SequencePhase
 from headrace_core.scheduler.state import SchedulerState
-from headrace_core.trace.explain import WaitCause
+from headrace_core.scheduler.wait_cause import WaitCause
 
 
 def prefill_limit(config: EngineConfig, num_decodes: int) -> int:

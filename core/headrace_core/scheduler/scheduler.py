@@ -31,13 +31,12 @@ from headrace_core.scheduler.events import (
     StepResult,
     Token,
 )
+from headrace_core.scheduler.observer import SchedulerObserver, Unobserved
 from headrace_core.scheduler.planning import StepBuilder
 from headrace_core.scheduler.prefills import Prefills
 from headrace_core.scheduler.sequence import Sequence as Seq
 from headrace_core.scheduler.sequence import SequencePhase
 from headrace_core.scheduler.state import SchedulerState
-from headrace_core.trace.explain import RequestExplanation
-from headrace_core.trace.history import History
 
 
 class SchedulerMisuseError(RuntimeError):
@@ -56,15 +55,18 @@ class Scheduler:
 
     `num_blocks` includes block 0, which is only for padding and never handed out. `max_model_len` bounds prompt plus
     output of one request, in tokens. `cache_namespace` stands for all that changes KV and is not part of a request: the
-    model, its revision, the number format.
+    model, its revision, the number format. `observer` is told what happens to each request.
     """
 
-    def __init__(self, config: EngineConfig, *, num_blocks: int, max_model_len: int, cache_namespace: str = "") -> None:
+    def __init__(
+        self, config: EngineConfig, *, num_blocks: int, max_model_len: int, cache_namespace: str = "",
+        observer: SchedulerObserver | None = None,
+    ) -> None:  # fmt: skip
         if max_model_len < 2:
             raise ValueError(f"max_model_len must hold a prompt and an output token, at least 2, got {max_model_len}")
         self.state = SchedulerState(config, num_blocks=num_blocks, namespace=cache_namespace)
         self.max_model_len = max_model_len
-        self._history = History()
+        self._observer: SchedulerObserver = observer or Unobserved()
         self._generation = 1
         self._in_flight: _InFlight | None = None
         self._rate = admission.FinishRate()
@@ -99,7 +101,7 @@ class Scheduler:
         )  # fmt: skip
         if rejected is not None:
             return rejected
-        self._history.joined(self.state.enqueue(request))
+        self._observer.joined(self.state.enqueue(request))
         return Admitted(request.request_id)
 
     def abort(self, request_id: str, now: float) -> Finished | None:
@@ -136,7 +138,7 @@ class Scheduler:
             preempted=tuple(preemption.seq.request_id for preemption in builder.evicted),
             copies=tuple(builder.copies),
         )
-        self._history.planned(builder, now)
+        self._observer.planned(builder, now)
         self._in_flight = _InFlight(plan, builder, now)
         return plan
 
@@ -160,7 +162,7 @@ class Scheduler:
                 continue
             if row.fork_of in result.failed and not failed:
                 self.state.unfork(seq)
-                self._history.unforked(seq, planned_at=flight.at)
+                self._observer.unforked(seq, planned_at=flight.at)
                 continue
             if seq.number in flight.builder.first:
                 outcomes.append(self._started(seq, flight))
@@ -223,10 +225,6 @@ class Scheduler:
             blocks_cached=state.pool.cached,
         )
 
-    def explain(self, request_id: str, now: float) -> RequestExplanation | None:
-        """The history of a live request or of one of the last that ended. None if it is unknown."""
-        return self._history.explain(request_id, now)
-
     def __repr__(self) -> str:
         state = self.state
         prefills = sum(1 for seq in state.running.values() if seq.phase is SequencePhase.PREFILL)
@@ -277,7 +275,7 @@ class Scheduler:
         count = seq.num_output_tokens
         outcomes.append(Token(seq.request_id, token, count - 1))
         if count == 1:
-            self._history.first_token(seq, now)
+            self._observer.first_token(seq, now)
             self._requeue_fork_of(seq, now)
         if token in seq.request.stop_token_ids:
             outcomes.append(self._end(seq, FinishReason.STOP, now))
@@ -288,7 +286,7 @@ class Scheduler:
         """Queue a fork that can't share its sibling's prefill: no room, too late, or the sibling ended."""
         promoted = self.state.promote_fork(seq)
         if promoted is not None:
-            self._history.requeued(promoted, now)
+            self._observer.requeued(promoted, now)
 
     def _end(self, seq: Seq, reason: FinishReason, now: float) -> Finished:
         self._rate.record(now)
@@ -297,6 +295,6 @@ class Scheduler:
         elif seq.num_output_tokens:
             self.state.predictor.record(seq.num_output_tokens)
         finished = self.state.end(seq, reason)
-        self._history.ended(seq, reason, now)
+        self._observer.ended(seq, reason, now)
         self._requeue_fork_of(seq, now)
         return finished

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from headrace_core.scheduler.events import FinishReason
 from headrace_core.scheduler.planning import StepBuilder
 from headrace_core.scheduler.sequence import Sequence, SequencePhase
+from headrace_core.scheduler.wait_cause import WaitCause
 from headrace_core.trace.explain import (
     Eviction,
     PrefillChunk,
     RequestExplanation,
     Wait,
-    WaitCause,
     ended_state,
 )
 
@@ -57,7 +57,7 @@ class _Record:
 
 
 class History:
-    """Records of requests. All times are of one clock and never go back."""
+    """Records of requests: a `SchedulerObserver`. All times are of one clock and never go back."""
 
     def __init__(self) -> None:
         self._live: dict[str, _Record] = {}

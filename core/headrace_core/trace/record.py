@@ -21,6 +21,7 @@ from headrace_core.scheduler.events import (
     StepPlan,
     StepResult,
 )
+from headrace_core.scheduler.observer import SchedulerObserver
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.trace import format as fmt
 
@@ -36,10 +37,11 @@ class RecordingScheduler(Scheduler):
 
     def __init__(
         self, config: EngineConfig, *, num_blocks: int, max_model_len: int, cache_namespace: str = "",
-        write: Callable[[str], object],
+        write: Callable[[str], object], observer: SchedulerObserver | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            config, num_blocks=num_blocks, max_model_len=max_model_len, cache_namespace=cache_namespace
+            config, num_blocks=num_blocks, max_model_len=max_model_len, cache_namespace=cache_namespace,
+            observer=observer,
         )  # fmt: skip
         self._write = write
         self._plans = fmt.PlanWriter()

@@ -27,6 +27,7 @@ from headrace_core.scheduler.events import (
 )
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.trace.explain import RequestExplanation
+from headrace_core.trace.history import History
 from headrace_engine.loop.config_state import (
     UNCHANGED,
     ConfigKeeper,
@@ -53,12 +54,13 @@ class EngineLoop:
     """Drives one scheduler and one runner. Public coroutines belong to the asyncio loop given to `start`."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, metrics: EngineMetrics, *, revision: str = "",
-        clock: Callable[[], float] = time.monotonic,
+        self, scheduler: Scheduler, runner: ModelRunner, metrics: EngineMetrics, *, history: History,
+        revision: str = "", clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._scheduler = scheduler
         self._runner = runner
         self._metrics = metrics
+        self._history = history
         self._clock = clock
         self._live: dict[str, LiveRequest] = {}
         self._inbox = Inbox()
@@ -129,7 +131,7 @@ class EngineLoop:
 
     async def explain(self, request_id: str) -> RequestExplanation | None:
         """What the scheduler can tell of a request; None if it knows none of that id."""
-        return await self._inbox.call(lambda: self._scheduler.explain(request_id, self._clock()))
+        return await self._inbox.call(lambda: self._history.explain(request_id, self._clock()))
 
     # The step thread
 

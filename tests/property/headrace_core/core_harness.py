@@ -11,6 +11,7 @@ from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler import events, invariants
 from headrace_core.scheduler.events import FinishReason, Request, ScheduledSeq, StepPlan, StepResult
 from headrace_core.scheduler.prefix_cache import digest
+from headrace_core.trace.history import History
 from headrace_core.trace.record import RecordingScheduler
 from headrace_core.trace.replay import replay
 
@@ -26,8 +27,9 @@ class Harness:
     ) -> None:  # fmt: skip
         config = resolve(knobs, ceilings=CEILINGS)
         self.lines: list[str] = []
+        self.history = History()
         self.scheduler = RecordingScheduler(
-            config, num_blocks=num_blocks, max_model_len=MODEL_LEN, write=self.lines.append
+            config, num_blocks=num_blocks, max_model_len=MODEL_LEN, write=self.lines.append, observer=self.history
         )
         self.requests: dict[str, Request] = {}
         self.seeds: dict[str, int] = {}
@@ -273,7 +275,7 @@ class Harness:
 
     def check_waits(self) -> None:
         for request_id, request in self.requests.items():
-            told = self.scheduler.explain(request_id, self.now)
+            told = self.history.explain(request_id, self.now)
             assert told is not None
             self.waits.compare(request_id, told)
             if told.started is not None:

@@ -11,7 +11,7 @@ from headrace_core.scheduler.events import Request, ScheduledSeq, StepPlan
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.scheduler.sequence import Sequence as Seq
 from headrace_core.scheduler.sequence import SequencePhase
-from headrace_core.trace.explain import WaitCause
+from headrace_core.scheduler.wait_cause import WaitCause
 
 
 class Before:

@@ -5,7 +5,8 @@ from collections import defaultdict
 from headrace_core.scheduler.scheduler import Scheduler
 from headrace_core.scheduler.sequence import Sequence as Seq
 from headrace_core.scheduler.sequence import SequencePhase
-from headrace_core.trace.explain import RequestExplanation, Wait, WaitCause
+from headrace_core.scheduler.wait_cause import WaitCause
+from headrace_core.trace.explain import RequestExplanation, Wait
 
 Sums = dict[WaitCause, tuple[int, float]]
 

@@ -21,6 +21,7 @@ from headrace_core.scheduler.events import (
     Token,
 )
 from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.trace.history import History
 
 SIZE = 4
 
@@ -30,7 +31,10 @@ class Engine:
 
     def __init__(self, *, num_blocks: int = 200, max_model_len: int = 100_000, **knobs: object) -> None:
         defaults = {"max_num_seqs": 32, "max_num_batched_tokens": 64, "block_size": SIZE}
-        self.scheduler = Scheduler(resolve(defaults | knobs), num_blocks=num_blocks, max_model_len=max_model_len)
+        self.history = History()
+        self.scheduler = Scheduler(
+            resolve(defaults | knobs), num_blocks=num_blocks, max_model_len=max_model_len, observer=self.history
+        )
         self.requests: dict[str, Request] = {}
         self.seeds: dict[str, int] = {}
         self.model = FakeModel(SIZE, self.requests, self.seeds)
@@ -270,7 +274,7 @@ def test_one_long_prompt_delays_short_ones_and_decodes_by_no_more_than_its_knobs
         assert plan is not None
         assert plan.num_prefill_tokens <= 192, "each step is bounded, so each gap between two tokens is"
         assert "chat" in {row.request_id for row in plan.seqs}, "and decodes advance in every step"
-    first = {name: engine.scheduler.explain(name, engine.now) for name in engine.ended}
+    first = {name: engine.history.explain(name, engine.now) for name in engine.ended}
     steps = [told.chunks[0].step for told in first.values() if told is not None]
     assert max(steps) <= 2 + 20 * 40 // (192 - 128) + 1, "the long prompt takes one chunk of each step"
     engine.scheduler.abort("chat", engine.now)

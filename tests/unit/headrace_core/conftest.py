@@ -16,6 +16,7 @@ from headrace_core.scheduler.events import (
     StepResult,
 )
 from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.trace.history import History
 
 
 class Driver:
@@ -30,8 +31,13 @@ class Driver:
         cache_namespace: str = "", **knobs: object,
     ) -> None:  # fmt: skip
         knobs = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4} | knobs
+        self.history = History()
         self.scheduler = Scheduler(
-            resolve(knobs), num_blocks=num_blocks, max_model_len=max_model_len, cache_namespace=cache_namespace
+            resolve(knobs),
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            cache_namespace=cache_namespace,
+            observer=self.history,
         )
         self.scheduler.expect(expected, 0.0)
         self.now = 0.0

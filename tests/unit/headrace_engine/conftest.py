@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 from headrace_core.knobs.resolve import resolve
 from headrace_core.scheduler.events import Finished, Request, Token
 from headrace_core.scheduler.scheduler import Scheduler
+from headrace_core.trace.history import History
 from headrace_engine import device as devices
 from headrace_engine.attention.interface import IMPLEMENTATION
 from headrace_engine.attention.kv_cache import make_pool
@@ -95,13 +96,15 @@ def tiny(tokenizer: Any) -> Callable[[str], LoadedModel]:
     return make
 
 
-def make_engine(model: LoadedModel, *, num_blocks: int = 400, block_size: int = 4, **knobs: Any) -> Any:
+def make_engine(
+    model: LoadedModel, *, num_blocks: int = 400, block_size: int = 4, observer: History | None = None, **knobs: Any
+) -> Any:
     """A scheduler and a runner over one pool."""
     layers = probe(model)
     pool = make_pool(layers, num_blocks=num_blocks, block_size=block_size, device=model.device, dtype=model.dtype)
     config = resolve({"block_size": block_size} | knobs)
     room = min(model.max_position, (num_blocks - 1) * block_size)
-    scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=room)
+    scheduler = Scheduler(config, num_blocks=num_blocks, max_model_len=room, observer=observer)
     scheduler.expect([1] * 8, 0.0)  # admission foresees less output than comes, so that a small pool preempts
     return scheduler, ModelRunner(model, pool, SdpaBackend())
 
@@ -217,9 +220,10 @@ async def looped(tiny: Callable[[str], LoadedModel], tokenizer: Any) -> AsyncIte
     started: list[Looped] = []
 
     def start(name: str = "llama", **knobs: Any) -> Looped:
-        scheduler, runner = make_engine(tiny(name), **knobs)
-        metrics = EngineMetrics("tiny", None)
-        made = Looped(EngineLoop(scheduler, runner, metrics, revision="r1"), scheduler, runner, metrics, tokenizer)
+        history, metrics = History(), EngineMetrics("tiny", None)
+        scheduler, runner = make_engine(tiny(name), observer=history, **knobs)
+        loop = EngineLoop(scheduler, runner, metrics, history=history, revision="r1")
+        made = Looped(loop, scheduler, runner, metrics, tokenizer)
         made.loop.start()
         started.append(made)
         return made

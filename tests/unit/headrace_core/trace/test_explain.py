@@ -7,12 +7,13 @@ import pytest
 
 from headrace_core.scheduler.events import FinishReason
 from headrace_core.scheduler.sequence import Sequence
-from headrace_core.trace.explain import Eviction, PrefillChunk, Wait, WaitCause
+from headrace_core.scheduler.wait_cause import WaitCause
+from headrace_core.trace.explain import Eviction, PrefillChunk, Wait
 from headrace_core.trace.history import KEPT_ENDED, KEPT_EVENTS
 
 
 def told(d, name: str):
-    explanation = d.scheduler.explain(name, d.now)
+    explanation = d.history.explain(name, d.now)
     assert explanation is not None
     return explanation
 
@@ -32,7 +33,7 @@ def test_a_request_from_its_arrival_to_its_end(driver) -> None:
     d.step()
     life = told(d, "a")
     assert (life.state, life.ended, life.output_tokens) == ("length", 7.0, 2)
-    assert d.scheduler.explain("nobody", d.now) is None
+    assert d.history.explain("nobody", d.now) is None
 
 
 def test_a_request_waits_for_the_step_that_runs_when_it_comes(driver) -> None:
@@ -146,7 +147,7 @@ def test_the_last_that_ended_are_remembered_and_the_newest_of_an_id(driver) -> N
     for index in range(KEPT_ENDED + 2):
         d.submit(f"r{index}", 1, 1)
         d.step()
-    assert d.scheduler.explain("r1", d.now) is None
+    assert d.history.explain("r1", d.now) is None
     assert told(d, "r2").state == "length"
     d.submit("r2", 3, 9)
     assert told(d, "r2").state == "waiting"

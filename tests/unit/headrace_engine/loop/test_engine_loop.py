@@ -9,6 +9,7 @@ import pytest
 from headrace_core.evidence.slo import SloSet
 from headrace_core.scheduler import invariants
 from headrace_core.scheduler.events import FinishReason, Request
+from headrace_core.trace.history import History
 from headrace_engine.loop.config_state import StaleGenerationError
 from headrace_engine.loop.engine_loop import EngineLoop
 from headrace_engine.loop.live_request import LiveRequest, RejectedError
@@ -309,7 +310,7 @@ def test_an_abort_at_any_moment_leaves_nothing(
 ) -> None:
     """An abort races with completion: every interleaving of the loop's own steps, without a thread."""
     scheduler, runner = engine.make(tiny("llama"), prefill_chunk_size=2)
-    loop = EngineLoop(scheduler, runner, EngineMetrics("tiny", None))
+    loop = EngineLoop(scheduler, runner, EngineMetrics("tiny", None), history=History())
     item = LiveRequest(
         Request(request_id="a", prompt_token_ids=(1, 2, 3), max_tokens=max_tokens, arrival=0.0),
         SamplingParams(prompt_len=3),
