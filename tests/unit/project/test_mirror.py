@@ -1,4 +1,4 @@
-"""`tests/unit` mirrors the packages: each file lies where the one module that it tests lies, and no module is left out."""
+"""`tests/unit` mirrors the packages: each file lies where the module that it tests lies, and no module is left out."""
 
 from pathlib import Path
 
