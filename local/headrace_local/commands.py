@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from headrace_core.errors import HeadraceError
 from headrace_local import binaries as programs
 from headrace_local import cluster
 from headrace_local.errors import LocalError
@@ -122,11 +123,14 @@ def show_error(error: LocalError) -> None:
 
 @contextlib.contextmanager
 def _errors_shown() -> Iterator[None]:
-    """Show a LocalError as a panel and exit with 1. Exit codes for Ctrl-C: 130, for a slot that does not exist: 2."""
+    """Show an error that is meant for people as a panel and exit with 1. Exit codes for Ctrl-C: 130, for a slot that does not exist: 2."""
     try:
         yield
     except LocalError as error:
         show_error(error)
+        raise typer.Exit(1) from None
+    except HeadraceError as error:
+        show_error(LocalError(str(error)))
         raise typer.Exit(1) from None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

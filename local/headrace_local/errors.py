@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from headrace_core.errors import HeadraceError
 
-class LocalError(Exception):
+
+class LocalError(HeadraceError):
     """A failure of the embedded cluster: what failed, why, and what to do about it.
 
     `detail` is verbatim output of another program (the end of a log, a compiler's messages).

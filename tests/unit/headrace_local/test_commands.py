@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from headrace_core.sim.calibration import CalibrationError
 from headrace_local import cluster, commands
 from headrace_local.errors import LocalError
 
@@ -55,6 +56,16 @@ def test_an_error_shows_what_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 1
     for part in ("etcd ended.", "Its log:", "[red]bind: address in use[/]", "What to do: Free the port."):
         assert part in result.output
+
+
+def test_an_error_of_another_part_is_shown_too(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise CalibrationError("steps.json: has no table of step times")
+
+    monkeypatch.setattr(cluster, "up", fail)
+    result = runner.invoke(commands.app, ["up"])
+    assert result.exit_code == 1
+    assert "steps.json: has no table of step times" in result.output
 
 
 def test_binaries_lists_every_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -125,7 +125,7 @@ def scores_in_chunks(runner: ModelRunner, sizes: Sequence[int], top: int = 3) ->
 def test_prompt_scores_come_in_order_one_for_each_token_but_the_first(
     runner: ModelRunner, sizes: tuple[int, ...]
 ) -> None:
-    """Known failure 47: a prompt in five chunks has one first token and p - 1 scores in order."""
+    """A prompt in five chunks has one first token, and p - 1 scores in order."""
     scores = scores_in_chunks(runner, sizes)
     assert [score.token_id for score in scores] == list(PROMPT[1:])
     runner.model.module.set_attn_implementation("eager")
