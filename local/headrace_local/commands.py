@@ -123,7 +123,7 @@ def show_error(error: LocalError) -> None:
 
 @contextlib.contextmanager
 def _errors_shown() -> Iterator[None]:
-    """Show an error that is meant for people as a panel and exit with 1. Exit codes for Ctrl-C: 130, for a slot that does not exist: 2."""
+    """Show an error as a panel and exit with 1. Exit codes for Ctrl-C: 130, for a slot that does not exist: 2."""
     try:
         yield
     except LocalError as error:
