@@ -1,4 +1,4 @@
-"""Raw objects of the API server to facts: what is missing, what is odd, what matters."""
+"""Facts from raw objects of the API server, even where fields are missing or odd."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -132,7 +132,7 @@ def test_a_deployment_is_seen_as_it_is(case: str) -> None:
     assert {name: getattr(view, name) for name in expected} == expected
 
 
-def test_a_deployment_without_spec_and_status_is_no_error() -> None:
+def test_a_deployment_without_spec_and_status_is_not_an_error() -> None:
     assert deployment_view({"metadata": {"name": "x"}, "spec": None, "status": None}).revision == ""
 
 

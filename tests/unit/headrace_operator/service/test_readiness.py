@@ -1,4 +1,4 @@
-"""Pods and probes to one finding: what keeps the engines from being ready."""
+"""The finding that pods and probes lead to: why the engines are not ready."""
 
 from dataclasses import replace
 from typing import Any
@@ -125,7 +125,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("case", SITUATIONS)
-def test_situations_and_what_is_said_of_them(case: str) -> None:
+def test_each_situation_has_its_reason_and_message(case: str) -> None:
     subject, reason, words = SITUATIONS[case]
     finding = engines_ready(subject)
     assert finding.reason is reason
@@ -133,7 +133,7 @@ def test_situations_and_what_is_said_of_them(case: str) -> None:
     assert finding.holds is (reason is Reason.ENGINES_READY)
 
 
-def test_last_words_are_short() -> None:
+def test_a_long_last_message_is_cut() -> None:
     finding = engines_ready(fleet(crashed("x" * 2000)))
     assert len(finding.message) < LAST_WORDS + 200
     assert finding.message.endswith("…")
@@ -152,7 +152,7 @@ CUDA = replace(STATE, device="cuda")
         (replace(STATE, pretend_gpu=True), True, "1 of 1 on a pretend GPU: the CPU does the work"),
     ],
 )
-def test_what_the_engines_run_on_is_said_plainly(state: RunningEngine | None, on_gpu: bool, said: str) -> None:
+def test_the_message_says_plainly_what_the_engines_run_on(state: RunningEngine | None, on_gpu: bool, said: str) -> None:
     probed = {"a": EngineProbe(state=state, in_force=True)}
     assert devices(fleet(READY, probed=probed), on_gpu=on_gpu) == said
 
