@@ -1,8 +1,8 @@
 """Run the login command of a kubeconfig (EKS, GKE, AKS, OIDC helpers) and read its ExecCredential.
 
 The provider of the `kubernetes` package hides what the command writes to the terminal, so nobody sees "open this page
-and enter this code"; it hangs where the command writes much to stderr; it knows neither `provideClusterInfo` nor
-commands relative to the kubeconfig. Its reading of the kubeconfig's entry is used, its `run` is not.
+and enter this code"; it hangs if the command writes much to stderr; it knows neither `provideClusterInfo` nor
+commands relative to the kubeconfig. Only its reading of the kubeconfig's entry is used here, not its `run`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def exec_cluster(cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class ExecLogin(ExecProvider):  # type: ignore[misc]
-    """One run of one command. `entry` is the `exec` of a kubeconfig's user."""
+    """Runs the login command once. `entry` is the `exec` entry of a kubeconfig's user."""
 
     def __init__(self, entry: Any, *, folder: Path, cluster: Mapping[str, Any]) -> None:
         super().__init__(entry)
@@ -54,8 +54,8 @@ class ExecLogin(ExecProvider):  # type: ignore[misc]
         self.env["KUBERNETES_EXEC_INFO"] = json.dumps(info)
 
     async def run(self) -> Mapping[str, Any]:
-        """The status of the ExecCredential. Raises `KubeconfigError`."""
-        # A person reads the command's prompts as they come; without one they go into the error.
+        """Run the command. Returns the `status` of its ExecCredential. Raises `KubeconfigError`."""
+        # On a terminal a person reads the command's prompts as they come; otherwise they go into the error.
         stderr = None if sys.stderr.isatty() else asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -85,7 +85,7 @@ class ExecLogin(ExecProvider):  # type: ignore[misc]
             raise self._failed("wrote no ExecCredential with a status to its standard output") from error
         if version != self.api_version:
             raise self._failed(
-                f"answered in {version}, but the kubeconfig asks for {self.api_version}: update the one or the other"
+                f"answered in {version}, but the kubeconfig asks for {self.api_version}: update one of the two"
             )
         if not usable:
             raise self._failed("gave neither a token nor a client certificate with its key")
