@@ -43,7 +43,7 @@ class Invalid(KubeError):  # noqa: N818
 
 
 class Forbidden(KubeError):  # noqa: N818
-    """401 or 403: these credentials may not do that."""
+    """401 or 403: these credentials do not allow the call."""
 
 
 class Gone(KubeError):  # noqa: N818

@@ -27,14 +27,14 @@ _PASSED_ON = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-ur
 
 def exec_cluster(cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """`spec.cluster` of an ExecCredential; paths in the kubeconfig's entry are relative to `folder`."""
-    told = {name: cluster[name] for name in _PASSED_ON if cluster.get(name)}
+    given = {name: cluster[name] for name in _PASSED_ON if cluster.get(name)}
     authority = cluster.get("certificate-authority")
-    if authority and "certificate-authority-data" not in told:
-        told["certificate-authority-data"] = base64.b64encode((folder / authority).read_bytes()).decode()
+    if authority and "certificate-authority-data" not in given:
+        given["certificate-authority-data"] = base64.b64encode((folder / authority).read_bytes()).decode()
     for item in cluster.get("extensions") or []:
         if item.get("name") == _EXTENSION:
-            told["config"] = item.get("extension")
-    return told
+            given["config"] = item.get("extension")
+    return given
 
 
 class ExecLogin(ExecProvider):  # type: ignore[misc]
@@ -65,14 +65,14 @@ class ExecLogin(ExecProvider):  # type: ignore[misc]
             hint = f"\n{self._hint}" if self._hint else "; install it, or choose another --context"
             raise self._failed(f"cannot be started: {error.strerror}{hint}") from error
         try:
-            output, told = await process.communicate()
+            output, errors = await process.communicate()
         except asyncio.CancelledError:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
             raise
         if process.returncode:
-            why = (told or b"").decode(errors="replace").strip()[-2000:]
+            why = (errors or b"").decode(errors="replace").strip()[-2000:]
             raise self._failed(f"failed with exit code {process.returncode}{': ' if why else ''}{why}")
         return self._status(output)
 

@@ -43,7 +43,7 @@ class Prometheus(HttpClient):
         return await self.query(f"{selector}[{length}ms]", at=end)
 
     async def wait_for_scrape(self, selector: str, after: float, timeout: float) -> float:  # noqa: ASYNC109
-        """Wait until each series of `selector` has a sample from Unix time `after` or later. Returns the oldest one's time.
+        """Wait until each series of `selector` has a sample from Unix time `after` on. Returns the oldest one's time.
 
         `timeout` in seconds. Raises `PrometheusError` when it has passed; the message says what was missing.
         """

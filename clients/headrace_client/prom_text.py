@@ -39,6 +39,6 @@ def _samples_of(line: str) -> list[ExpositionSample]:
 
 
 def total(text: str, name: str) -> float | None:
-    """Sum over all labels of a series; None where it is absent, which is not zero."""
+    """Sum over all labels of a series; None if there is no such series, which differs from 0."""
     values = [sample.value for sample in parse(text) if sample.name == name]
     return math.fsum(values) if values else None

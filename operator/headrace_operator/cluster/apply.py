@@ -79,7 +79,7 @@ def _controller(body: Body) -> str | None:
 def _conflict(body: Body, there: Body) -> str:
     kind, name = ref_of(body)
     owners = there["metadata"].get("ownerReferences") or ()
-    whose = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "nobody"
+    whose = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "no owner"
     return f"{kind} {name} exists and belongs to {whose}, not to this object; delete it or choose another name"
 
 

@@ -60,7 +60,7 @@ class EngineLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContainer:
-    """The engine's part of a pod, as Kubernetes JSON. `env` may not be overridden; `volumes` are the pod's."""
+    """The engine's part of a pod, as Kubernetes JSON. Users must not override `env`; `volumes` are the pod's."""
 
     command: list[str]
     env: list[dict[str, Any]]

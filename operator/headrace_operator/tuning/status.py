@@ -30,7 +30,7 @@ LOST = (TrialState.FAILED, TrialState.VOID)
 
 def read_records(config_map: Mapping[str, Any] | None) -> StudyRecords:
     """Records of ConfigMap RUN-records. What cannot be read is left out and named in the status: the Job may be newer
-    than this operator, and it alone decides whether to go on."""
+    than this operator, and it alone decides whether to continue."""
     return decode((config_map or {}).get("data") or {})
 
 

@@ -76,7 +76,7 @@ async def test_files_are_read_again_when_they_are_old_or_were_refused(tmp_path: 
     path.write_text("three")
     assert await found.refused(await found.credentials())
     assert (await found.credentials()).authorization == "Bearer three"
-    assert await found.refused(second), "another call had used the old one: there is a new one to try"
+    assert await found.refused(second), "the refused call used an old login, and there is a new one to try"
     path.unlink()
     with pytest.raises(KubeconfigError, match="cannot sign in"):
         await found.refused(await found.credentials())

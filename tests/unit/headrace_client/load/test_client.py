@@ -194,7 +194,7 @@ async def test_a_closed_loop_that_must_not_wait_gives_up_the_requests_in_flight(
         async with asyncio.timeout(10):
             records = await client.closed_loop(planned(*range(12)), concurrency=3, duration=0.2, drain=0.0)
     assert [record.error for record in records] == [ErrorKind.UNFINISHED] * 3
-    assert all(record.output_tokens == 1 for record in records), "what came before counts"
+    assert all(record.output_tokens == 1 for record in records), "tokens that came before count"
 
 
 async def test_text_is_kept_on_request_only(server) -> None:

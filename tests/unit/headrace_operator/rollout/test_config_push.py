@@ -40,19 +40,19 @@ def change(knobs: dict[str, Any] | None = None, slo: SloChange | None = None) ->
 CONFIG = WANTED.config().values()
 CHANGES = {
     "as wanted": (state(), None),
-    "another revision of the same": (state(revision="old"), change()),
+    "only the revision differs": (state(revision="old"), change()),
     "a hot knob": (state(config={**CONFIG, "decode_ratio": 0.1}), change({"decode_ratio": 0.5})),
-    "a knob that needs a process": (state(config={**CONFIG, "block_size": 99}), None),
+    "a knob that needs a new process": (state(config={**CONFIG, "block_size": 99}), None),
     "a knob that it doesn't know": (
         state(config={name: value for name, value in CONFIG.items() if name != "decode_ratio"}),
         change({"decode_ratio": 0.5}),
     ),
-    "defaults by its own device": (
+    "defaults of the engine's device": (
         state(device="cuda"),
         change({"max_num_batched_tokens": 2048}),
     ),
     "another SLO": (state(slo={"ttft_seconds": 2.0}), change(slo=SloChange(SLO))),
-    "an SLO of the same meaning": (state(slo={"ttft_seconds": 1.0, "tpot_seconds": None}), None),
+    "an equivalent SLO": (state(slo={"ttft_seconds": 1.0, "tpot_seconds": None}), None),
     "no SLO": (state(slo=None), change(slo=SloChange(SLO))),
     "both": (
         state(config={**CONFIG, "decode_ratio": 0.1}, slo=None),

@@ -165,7 +165,7 @@ def after(name: str, seen: RolloutScene, becomes: RolloutPhase, says: str = "", 
     return Situation(name=name, phase=Phase.MEASURING_AFTER, seen=seen, becomes=becomes, says=says, **more)
 
 
-ENOUGH, FEW, NONE_YET = measured(80, 40), measured(49, 30), WindowPending("a scrape is to come")
+ENOUGH, FEW, NONE_YET = measured(80, 40), measured(49, 30), WindowPending("a scrape is still to come")
 STAYS = Phase.MEASURING_BEFORE
 BEFORE = [
     before("the window is open", scene(facts(), after=5, reading=NONE_YET), STAYS),
@@ -197,7 +197,7 @@ BEFORE = [
         "another pod took its place", scene(facts("b"), after=5, reading=NONE_YET), Phase.FAILED, "pod a is gone"
     ),
     before(
-        "somebody changed its config", scene(facts(generation=2), after=24, reading=ENOUGH), Phase.FAILED,
+        "someone changed its config", scene(facts(generation=2), after=24, reading=ENOUGH), Phase.FAILED,
         "someone else changed the config of pod a",
     ),
     before("one pod does not answer just now", scene(facts(), after=24, present=("a", "b"), reading=ENOUGH), STAYS,
@@ -218,10 +218,10 @@ ON_TRIAL = {"tuned": CHECKING}
 APPLYING = [
     applying("nothing was written yet", scene(facts(), after=1), STAYS, tuned="checking"),
     applying("another proposal is in force", scene(facts(), after=1, tuned=EARLIER), STAYS, tuned="checking"),
-    applying("it could never be written", scene(facts(), after=LATE), Phase.FAILED, "could not be applied in time"),
-    applying("the engines do not have it yet", scene(facts(), after=5, **ON_TRIAL), STAYS),
-    applying("one of two has it", scene(changed(), facts("b"), after=5, **ON_TRIAL), STAYS, pods=2),
-    applying("all have it", scene(changed(), changed("b"), after=5, **ON_TRIAL), Phase.MEASURING_AFTER, pods=2),
+    applying("the record is never written", scene(facts(), after=LATE), Phase.FAILED, "could not be applied in time"),
+    applying("the engines do not have the proposal yet", scene(facts(), after=5, **ON_TRIAL), STAYS),
+    applying("one of two has taken it", scene(changed(), facts("b"), after=5, **ON_TRIAL), STAYS, pods=2),
+    applying("both have taken it", scene(changed(), changed("b"), after=5, **ON_TRIAL), Phase.MEASURING_AFTER, pods=2),
     applying("the old queue is waited for", scene(changed(), after=5, waiting=3.0, **ON_TRIAL), STAYS,
              "until the old queue is empty"),
     applying("an unknown queue counts as one", scene(changed(), after=5, waiting=None, **ON_TRIAL), STAYS),
@@ -229,13 +229,13 @@ APPLYING = [
              scene(changed(), after=DRAINED, waiting=3.0, **ON_TRIAL), Phase.MEASURING_AFTER),
     applying("the time to drain is not over yet",
              scene(changed(), after=DRAINED - 1, waiting=3.0, **ON_TRIAL), STAYS),
-    applying("they took it late, but they did", scene(changed(), after=LATE, **ON_TRIAL), Phase.MEASURING_AFTER),
-    applying("they never took it", scene(facts(), after=LATE, **ON_TRIAL), Phase.FAILED,
+    applying("the engines took it late", scene(changed(), after=LATE, **ON_TRIAL), Phase.MEASURING_AFTER),
+    applying("the engines never took it", scene(facts(), after=LATE, **ON_TRIAL), Phase.FAILED,
              "the engines did not take it. The old knobs are restored", tuned=None),
-    applying("they could not, and the service says why",
+    applying("the engines could not take it, and the service says why",
              scene(facts(), after=LATE, service_problem="out of memory", **ON_TRIAL), Phase.FAILED, "out of memory",
              tuned=None),
-    applying("they never took it, and an earlier proposal comes back",
+    applying("the engines never took it, and an earlier proposal comes back",
              scene(facts(), after=LATE, tuned=OVER_EARLIER), Phase.FAILED, tuned=EARLIER),
 ]  # fmt: skip
 
@@ -263,11 +263,11 @@ AFTER = [
     after("the engine restarted", scene(changed(started_at=T0), after=5, **ON_TRIAL), STAYS, "pod a restarted",
           tuned=None),
     after("the pod is gone", scene(after=5, present=(), **ON_TRIAL), STAYS, "pod a is gone", tuned=None),
-    after("somebody changed its config", scene(changed(generation=3), after=31, reading=BETTER, **ON_TRIAL), STAYS,
+    after("someone changed its config", scene(changed(generation=3), after=31, reading=BETTER, **ON_TRIAL), STAYS,
           "someone else changed", tuned=None),
     after("the pod does not answer just now", scene(after=31, present=("a",), reading=BETTER, **ON_TRIAL), STAYS),
-    after("the old knobs are asked for, not back yet", scene(changed(wanted=OLD)), STAYS),
-    after("no pod answers while they are restored", scene(present=("a",)), STAYS),
+    after("the old knobs are wanted but not back yet", scene(changed(wanted=OLD)), STAYS),
+    after("no pod answers while the old knobs are restored", scene(present=("a",)), STAYS),
     after("the old knobs are back", scene(facts(generation=3)), Phase.ROLLED_BACK, "The old knobs are back"),
     after("an earlier proposal is back", scene(facts(generation=3), tuned=EARLIER), Phase.ROLLED_BACK),
     after("kept, and the status was lost", scene(changed(), after=31, reading=BETTER, tuned=KEPT), Phase.KEPT,
@@ -304,7 +304,7 @@ def test_a_kill_between_the_two_writes_changes_no_outcome(situation: Situation) 
     pods = {uid: replace(pod, wanted=OLD if back else NEW) for uid, pod in situation.seen.pods.items()}
     seen = replace(situation.seen, tuned=taken.tuned, pods=pods)
     again = step(status(situation.phase, pods=situation.pods, to_generation=situation.to_generation), seen)
-    assert not again.write, "what was decided is not decided again"
+    assert not again.write, "a decision is written only once"
     assert again.status.phase is taken.status.phase
     if back and situation.phase is Phase.MEASURING_AFTER:  # it ends once the engines have the old knobs
         restored = replace(seen, pods={"uid-a": facts(generation=9)})
@@ -348,7 +348,7 @@ def test_the_record_notes_what_was_in_force_before() -> None:
 def test_the_new_generations_are_noted_before_the_queue_is_empty() -> None:
     taken = step(status(Phase.APPLYING), scene(changed(generation=5), after=5, waiting=2.0, **ON_TRIAL))
     assert [pod.to_generation for pod in taken.status.pods] == [5]
-    assert taken.status.phase_started_at == T0, "the clock of the phase goes on"
+    assert taken.status.phase_started_at == T0, "the phase's clock keeps running"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ SITUATIONS: dict[str, tuple[ServiceObservation, dict[str, tuple[str, str]]]] = {
         {"EngineReady": ("True", "EnginesReady"), "Ready": ("False", "SpecNotValid")},
     ),
     "a name is taken": (
-        seen(conflict="Service chat belongs to somebody"),
+        seen(conflict="Service chat belongs to someone else"),
         {"EngineReady": ("False", "NameTaken"), "Ready": ("False", "NameTaken")},
     ),
     "a write failed": (seen(api_error="quota"), {"Ready": ("True", "Serving"), "Progressing": ("False", "APIError")}),
@@ -192,7 +192,7 @@ def condition(status: str, reason: str, type_: str = "Ready", message: str = "m"
 
 
 @pytest.mark.parametrize(
-    ("new", "told"),
+    ("new", "posted"),
     [
         (condition("True", "Serving"), False),
         (condition("True", "Serving", message="other words"), False),
@@ -201,8 +201,8 @@ def condition(status: str, reason: str, type_: str = "Ready", message: str = "m"
         (condition("True", "Serving", "EngineReady"), True),
     ],
 )
-def test_a_new_status_or_reason_is_worth_an_event_a_new_message_is_not(new: Condition, told: bool) -> None:
-    assert changed([condition("True", "Serving")], [new]) == ([new] if told else [])
+def test_a_new_status_or_reason_is_worth_an_event_a_new_message_is_not(new: Condition, posted: bool) -> None:
+    assert changed([condition("True", "Serving")], [new]) == ([new] if posted else [])
 
 
 @pytest.mark.parametrize(("status", "holds"), [("True", True), ("False", False), ("Unknown", False)])

@@ -53,7 +53,7 @@ APPLIED: dict[str, tuple[str, StudyRecord | None, RolloutPhase | None, bool, Rea
     "kept": ("Auto", IMPROVED, RolloutPhase.KEPT, True, Reason.KEPT),
     "rolled back": ("Auto", IMPROVED, RolloutPhase.ROLLED_BACK, False, Reason.ROLLED_BACK),
     "failed": ("Auto", IMPROVED, RolloutPhase.FAILED, False, Reason.APPLY_FAILED),
-    "kept although apply was taken back": ("Never", IMPROVED, RolloutPhase.KEPT, True, Reason.KEPT),
+    "kept although apply was withdrawn": ("Never", IMPROVED, RolloutPhase.KEPT, True, Reason.KEPT),
 }
 
 
