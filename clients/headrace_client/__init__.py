@@ -1,1 +1,1 @@
-"""Asynchronous clients that several parts share: Kubernetes, Prometheus, the admin port of an engine."""
+"""Asynchronous clients that several packages share: for Kubernetes, Prometheus, an engine's admin port, and load."""

@@ -1,4 +1,4 @@
-"""How to reach an API server and sign in to it; from the pod's service account or from a kubeconfig."""
+"""How to reach an API server and sign in to it, from the pod's service account or from a kubeconfig."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class LoginSource(Protocol):
-    """Where credentials come from. `namespace` is the default one of the context or pod."""
+    """Where credentials come from. `namespace` is the default namespace of the context or pod."""
 
     namespace: str
 
     async def load(self, configuration: Any, now: datetime) -> datetime:
-        """Fill a `kubernetes.aio` Configuration, and say when to load again. Raises `KubeconfigError`."""
+        """Fill a `kubernetes.aio` Configuration. Returns when to load again. Raises `KubeconfigError`."""
 
 
 class ServiceAccountLogin(InClusterConfigLoader):  # type: ignore[misc]
@@ -49,7 +49,7 @@ class ServiceAccountLogin(InClusterConfigLoader):  # type: ignore[misc]
         self.namespace = namespace.read_text().strip() if namespace.exists() else "default"
 
     async def load(self, configuration: Any, now: datetime) -> datetime:
-        """Read the files."""
+        """Read the token and CA files; due again after a minute."""
         try:
             self.load_and_set(configuration)
         except (ConfigException, OSError) as error:
@@ -59,14 +59,14 @@ class ServiceAccountLogin(InClusterConfigLoader):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """One login. `authorization` is the header's value or empty; `tls` a digest of certificates and key."""
+    """One login. `authorization` is the header's value, or empty; `tls` is a digest of certificates and key."""
 
     configuration: Any
     authorization: str
     tls: bytes
 
     def same_as(self, other: Credentials) -> bool:
-        """Whether the server would see no difference."""
+        """Whether the server would see no difference between the two."""
         return (self.authorization, self.tls) == (other.authorization, other.tls)
 
     def headers(self) -> dict[str, str]:
@@ -80,7 +80,7 @@ class Credentials:
         return context
 
     def reload(self, context: ssl.SSLContext) -> None:
-        """Put these certificates into a context that is in use; connections made from now on show them."""
+        """Load these certificates into a context that is in use; connections opened from now on use them."""
         with self._certificates():
             if self.configuration.ssl_ca_cert:
                 context.load_verify_locations(self.configuration.ssl_ca_cert)
@@ -99,7 +99,7 @@ class Credentials:
 
 
 class Connection:
-    """Address and credentials, which are renewed when due or refused. One can serve several clients."""
+    """A server's address and credentials, renewed when due or refused. Several clients can share one."""
 
     def __init__(self, source: LoginSource, *, clock: Callable[[], datetime] | None = None) -> None:
         self.namespace = source.namespace
@@ -110,7 +110,7 @@ class Connection:
         self._lock = asyncio.Lock()
 
     async def credentials(self) -> Credentials:
-        """The credentials of this moment. Raises `KubeconfigError`."""
+        """The current credentials, renewed if due. Raises `KubeconfigError`."""
         if self._current is not None and self._clock() < self._renew_at:
             return self._current
         async with self._lock:
@@ -127,12 +127,12 @@ class Connection:
 
     async def _load(self) -> None:
         configuration = Configuration()
-        # Certificates of many clusters lack what Python 3.13 demands in its strict mode; kubectl doesn't ask for it.
+        # Many clusters' certificates fail Python 3.13's strict mode; kubectl is not as strict.
         configuration.disable_strict_ssl_verification = True
         self._renew_at = await self._source.load(configuration, self._clock())
-        # The package would send calls for 127.0.0.1 to the proxy of the environment; Go programs never do.
+        # The package would send calls to 127.0.0.1 through the environment's proxy; Go programs never do.
         configuration.client_session_kwargs = {"trust_env": not _is_loopback(configuration.host)}
-        # The package keeps the newline at a token file's end, and no header may have one.
+        # The package keeps the newline at the end of a token file, which a header must not contain.
         authorization = (await configuration.get_api_key_with_prefix("BearerToken") or "").strip()
         self._current = Credentials(configuration, authorization, _digest(configuration))
 
@@ -152,7 +152,7 @@ def auto_connection(
 ) -> Connection:
     """A named context or kubeconfig if given; else the pod's service account; else the default kubeconfig.
 
-    Nothing is sent or run until the credentials are needed. `clock` tells the time with its zone.
+    Nothing is sent or run until the credentials are needed. `clock` returns aware datetimes.
     Raises `KubeconfigError`.
     """
     env = os.environ if environ is None else environ
@@ -191,4 +191,4 @@ def _is_loopback(server: str) -> bool:
 
 
 def _now() -> datetime:
-    return datetime.now(UTC)  # noqa: TID251  (an I/O module: expiry of credentials is told in wall time)
+    return datetime.now(UTC)  # noqa: TID251  (an I/O module: credentials expire by wall time)

@@ -1,4 +1,4 @@
-"""The engine's admin port: read the config in force, change hot knobs, ask what became of a request."""
+"""The engine's admin port: read the config in force, change hot knobs, ask what happened to a request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Keep(Enum):
     KEEP = "keep"
 
 
-KEEP = Keep.KEEP  # leaves the SLO set as it is, where None takes it away
+KEEP = Keep.KEEP  # leaves the SLO set as it is, whereas None removes it
 PATH = "/admin/config"
 EXPLAIN_PATH = "/admin/explain"
 
@@ -46,7 +46,7 @@ def admin_url(address: str) -> str:
 class EngineState:
     """The config in force. `config` by snake_case name; (`started_at`, `generation`) is its identity.
 
-    `started_at` in Unix seconds. `knobs` are the rows of the knob table as the engine states them.
+    `started_at` in Unix seconds. `knobs` are the rows of the knob table as the engine reports them.
     """
 
     generation: int
@@ -67,7 +67,7 @@ class EngineState:
 
 
 class EngineAdmin(HttpClient):
-    """Client of one engine's admin port. Every method raises `EngineCallError` or one of its kinds."""
+    """Client of one engine's admin port. Every method raises `EngineCallError` or a subclass of it."""
 
     def __init__(
         self, url: str, token: str = "", *, session: aiohttp.ClientSession | None = None, timeout: float = 10.0
@@ -85,7 +85,7 @@ class EngineAdmin(HttpClient):
     ) -> EngineState:  # fmt: skip
         """Set hot knobs and the SLO set, all or none; they are in force when this returns.
 
-        Raises `EngineRefused`, or `StaleGeneration` where the generation is no longer `if_generation`.
+        Raises `EngineRefused`, or `StaleGeneration` if the generation is no longer `if_generation`.
         """
         body: dict[str, Any] = {"knobs": dict(knobs)}
         if revision is not None:
@@ -97,7 +97,7 @@ class EngineAdmin(HttpClient):
         return await self._call("PATCH", body)
 
     async def explain(self, request: str) -> Mapping[str, Any]:
-        """What became of a request: its `calls` and their `generations`. `request` is any of its ids."""
+        """What happened to a request: its `calls` and their `generations`. `request` is any of its ids."""
         where, text = await self._ask("GET", EXPLAIN_PATH, query={"request": request})
         answer = json_object(text)
         if not isinstance(answer.get("generations"), list):

@@ -10,7 +10,7 @@ from headrace_core.errors import HeadraceError
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason of a refusal, as the API server lists it."""
+    """One reason for a refusal, as the API server lists it."""
 
     field: str
     message: str
@@ -20,7 +20,7 @@ class Cause:
 
 
 class KubeError(HeadraceError):
-    """A call to the API server failed. `status` is the HTTP code, 0 where there was no answer."""
+    """A call to the API server failed. `status` is the HTTP code, or 0 if there was no answer."""
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "", causes: Sequence[Cause] = ()) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class NotFound(KubeError):  # noqa: N818  (named as the API server names them)
 
 
 class Conflict(KubeError):  # noqa: N818
-    """409: somebody else changed the object, owns the field, or it exists already (`reason` AlreadyExists)."""
+    """409: someone else changed the object or owns the field, or it exists already (`reason` AlreadyExists)."""
 
 
 class Invalid(KubeError):  # noqa: N818
@@ -43,7 +43,7 @@ class Invalid(KubeError):  # noqa: N818
 
 
 class Forbidden(KubeError):  # noqa: N818
-    """401 or 403: these credentials may not do that."""
+    """401 or 403: these credentials do not allow the call."""
 
 
 class Gone(KubeError):  # noqa: N818
@@ -51,11 +51,11 @@ class Gone(KubeError):  # noqa: N818
 
 
 class Unavailable(KubeError):  # noqa: N818
-    """No answer, 429 or 5xx, also after the retries."""
+    """No answer, 429 or 5xx, even after the retries."""
 
 
 class KubeconfigError(KubeError):
-    """No usable credentials; the message says where they were looked for."""
+    """No usable credentials; the message names the files or the server involved."""
 
 
 class PrometheusError(HeadraceError):

@@ -1,8 +1,8 @@
 """Run the login command of a kubeconfig (EKS, GKE, AKS, OIDC helpers) and read its ExecCredential.
 
 The provider of the `kubernetes` package hides what the command writes to the terminal, so nobody sees "open this page
-and enter this code"; it hangs where the command writes much to stderr; it knows neither `provideClusterInfo` nor
-commands relative to the kubeconfig. Its reading of the kubeconfig's entry is used, its `run` is not.
+and enter this code"; it hangs if the command writes much to stderr; it knows neither `provideClusterInfo` nor
+commands relative to the kubeconfig. Only its reading of the kubeconfig's entry is used here, not its `run`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _PASSED_ON = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-ur
 
 def exec_cluster(cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """`spec.cluster` of an ExecCredential; paths in the kubeconfig's entry are relative to `folder`."""
-    told = {name: cluster[name] for name in _PASSED_ON if cluster.get(name)}
+    given = {name: cluster[name] for name in _PASSED_ON if cluster.get(name)}
     authority = cluster.get("certificate-authority")
-    if authority and "certificate-authority-data" not in told:
-        told["certificate-authority-data"] = base64.b64encode((folder / authority).read_bytes()).decode()
+    if authority and "certificate-authority-data" not in given:
+        given["certificate-authority-data"] = base64.b64encode((folder / authority).read_bytes()).decode()
     for item in cluster.get("extensions") or []:
         if item.get("name") == _EXTENSION:
-            told["config"] = item.get("extension")
-    return told
+            given["config"] = item.get("extension")
+    return given
 
 
 class ExecLogin(ExecProvider):  # type: ignore[misc]
-    """One run of one command. `entry` is the `exec` of a kubeconfig's user."""
+    """Runs the login command once. `entry` is the `exec` entry of a kubeconfig's user."""
 
     def __init__(self, entry: Any, *, folder: Path, cluster: Mapping[str, Any]) -> None:
         super().__init__(entry)
@@ -54,8 +54,8 @@ class ExecLogin(ExecProvider):  # type: ignore[misc]
         self.env["KUBERNETES_EXEC_INFO"] = json.dumps(info)
 
     async def run(self) -> Mapping[str, Any]:
-        """The status of the ExecCredential. Raises `KubeconfigError`."""
-        # A person reads the command's prompts as they come; without one they go into the error.
+        """Run the command. Returns the `status` of its ExecCredential. Raises `KubeconfigError`."""
+        # On a terminal a person reads the command's prompts as they come; otherwise they go into the error.
         stderr = None if sys.stderr.isatty() else asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -65,14 +65,14 @@ class ExecLogin(ExecProvider):  # type: ignore[misc]
             hint = f"\n{self._hint}" if self._hint else "; install it, or choose another --context"
             raise self._failed(f"cannot be started: {error.strerror}{hint}") from error
         try:
-            output, told = await process.communicate()
+            output, errors = await process.communicate()
         except asyncio.CancelledError:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
             raise
         if process.returncode:
-            why = (told or b"").decode(errors="replace").strip()[-2000:]
+            why = (errors or b"").decode(errors="replace").strip()[-2000:]
             raise self._failed(f"failed with exit code {process.returncode}{': ' if why else ''}{why}")
         return self._status(output)
 
@@ -85,7 +85,7 @@ class ExecLogin(ExecProvider):  # type: ignore[misc]
             raise self._failed("wrote no ExecCredential with a status to its standard output") from error
         if version != self.api_version:
             raise self._failed(
-                f"answered in {version}, but the kubeconfig asks for {self.api_version}: update the one or the other"
+                f"answered in {version}, but the kubeconfig asks for {self.api_version}: update one of the two"
             )
         if not usable:
             raise self._failed("gave neither a token nor a client certificate with its key")

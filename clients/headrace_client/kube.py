@@ -1,4 +1,4 @@
-"""The Kubernetes client: dicts in and out, server-side apply, typed errors, a watch that survives.
+"""The Kubernetes client: dicts in and out, server-side apply, typed errors, a watch that survives failures.
 
 A thin typed layer over the asyncio client of the official `kubernetes` package.
 """
@@ -28,10 +28,10 @@ APPLY = "application/apply-patch+yaml"  # JSON is YAML
 
 
 class Kube:
-    """Client of one API server; an async context manager. Every method raises `KubeError` or one of its kinds.
+    """Client of one API server; an async context manager. Every method raises `KubeError` or a subclass of it.
 
     Objects are dicts as the API server has them. 429, 5xx and lost connections are tried again with back-off.
-    `headers` go with each call, for example Impersonate-User to try out another's rights.
+    `headers` go with each call, for example Impersonate-User to test another user's permissions.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Kube:
     async def get(
         self, res: ApiResource, name: str, namespace: str | None = None, *, subresource: str = ""
     ) -> dict[str, Any] | None:
-        """The object, or None where it does not exist."""
+        """The object, or None if it does not exist."""
         path = res.path(namespace, name, subresource=subresource)
         try:
             return await self._json(ApiCall(method="GET", path=path, what=_what("get", res, name, namespace)))
@@ -70,7 +70,7 @@ class Kube:
     async def list(
         self, res: ApiResource, namespace: str | None = None, label_selector: str = "", *, field_selector: str = ""
     ) -> list[dict[str, Any]]:
-        """Every object of one namespace, or of all; each with apiVersion and kind."""
+        """Every object of one namespace, or of all namespaces; each with apiVersion and kind."""
         options = WatchOptions(
             resource=res, namespace=namespace, label_selector=label_selector, field_selector=field_selector
         )
@@ -78,7 +78,7 @@ class Kube:
         return items
 
     async def apply(self, body: Mapping[str, Any], *, field_manager: str, force: bool = True) -> dict[str, Any]:
-        """Server-side apply. Without `force`, a field that somebody else owns raises `Conflict`."""
+        """Server-side apply. Without `force`, a field that another manager owns raises `Conflict`."""
         res, name, namespace = _target(body)
         return await self._json(
             ApiCall(
@@ -92,11 +92,11 @@ class Kube:
         )
 
     async def replace(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the object; with a resourceVersion in it, a change by somebody else raises `Conflict`."""
+        """Replace the object; if `body` has a resourceVersion, a change by someone else raises `Conflict`."""
         return await self._put(*_target(body), body=body, subresource="")
 
     async def replace_status(self, res: ApiResource, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the status; with a resourceVersion in `body`, a change by somebody else raises `Conflict`."""
+        """Replace the status; if `body` has a resourceVersion, a change by someone else raises `Conflict`."""
         metadata = body["metadata"]
         return await self._put(res, metadata["name"], metadata.get("namespace"), body=body, subresource="status")
 
@@ -108,7 +108,7 @@ class Kube:
         return await self._json(ApiCall(method="PUT", path=path, what=what, body=body))
 
     async def create(self, body: Mapping[str, Any], *, field_manager: str = "") -> dict[str, Any]:
-        """Create the object. Raises `Conflict` (reason AlreadyExists) where it exists."""
+        """Create the object. Raises `Conflict` (reason AlreadyExists) if it exists."""
         res, name, namespace = _target(body)
         params = {"fieldManager": field_manager} if field_manager else None
         return await self._json(
@@ -154,7 +154,7 @@ class Kube:
         inactivity_seconds: float = INACTIVITY_SECONDS,
         on_error: Callable[[KubeError], None] | None = None,
     ) -> AsyncGenerator[WatchEvent]:
-        """Events for ever: what is there as ADDED, then SYNCED, then changes. Failures are logged and got over."""
+        """Endless events: ADDED for each existing object, SYNCED, then changes. Failures are logged and retried."""
         options = WatchOptions(
             resource=res,
             namespace=namespace,
@@ -178,7 +178,7 @@ class Kube:
         tail_lines: int | None = None,
         previous: bool = False,
     ) -> str:
-        """Log of a pod's container."""
+        """Log of a pod's container; `previous` is that of the process before the last restart."""
         wanted = {
             "container": container,
             "tailLines": "" if tail_lines is None else str(tail_lines),

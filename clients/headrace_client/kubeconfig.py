@@ -1,8 +1,8 @@
-"""Logins from a kubeconfig, by the loader of the `kubernetes` package, with that loader's gaps closed.
+"""Logins from a kubeconfig, with the loader of the `kubernetes` package and fixes for what it lacks.
 
-What `kubernetes.aio` 37 leaves out or gets wrong, and where it is mended:
+What `kubernetes.aio` 37 leaves out or gets wrong, and where that is fixed:
 
-- the last file's current-context wins, not the first; an empty file, or a context without a user, is a crash:
+- the last file's current-context wins, not the first; an empty file, or a context without a user, crashes it:
   `open_kubeconfig` and `KubeconfigLogin`
 - an exec login that fails is logged, and the call goes out without credentials; a certificate's expiry is ignored:
   `KubeconfigLogin.load_from_exec_plugin` (and `headrace_client.exec_login` for running the command)
@@ -42,7 +42,7 @@ class KubeconfigLogin(KubeConfigLoader):  # type: ignore[misc]
             merger.config,
             active_context=context,
             config_base_path=None,
-            # `save_changes` takes no argument, the loader gives one.
+            # `save_changes` takes no argument, but the loader passes one.
             config_persister=lambda _: merger.save_changes(),
         )
         self._where = where
@@ -57,8 +57,8 @@ class KubeconfigLogin(KubeConfigLoader):  # type: ignore[misc]
             raise KubeconfigError(f"{where}: the cluster {chosen.get('cluster')!r} has no server")
         if self.provider is not None and self.provider not in _AUTH_PROVIDERS:
             raise KubeconfigError(
-                f"{where}: the user signs in by the auth-provider {self.provider!r}, which kubectl dropped too; let"
-                " the cloud's command line write the kubeconfig again, it will use an exec plugin"
+                f"{where}: the user signs in with the auth-provider {self.provider!r}, which kubectl dropped too; let"
+                " the cloud's command line tool write the kubeconfig again: it will use an exec plugin"
             )
 
     async def load(self, configuration: Any, now: datetime) -> datetime:
@@ -73,7 +73,7 @@ class KubeconfigLogin(KubeConfigLoader):  # type: ignore[misc]
         return self._renew_at
 
     async def load_from_exec_plugin(self) -> bool:
-        """Run the user's command. Unlike the package's method it raises, and heeds a certificate's expiry too."""
+        """Run the user's command. Unlike the package's method it raises errors and heeds a certificate's expiry."""
         entry = self._user["exec"]
         folder = Path(self._get_base_path(self._user.path))
         cluster = exec_cluster(self._cluster.value, Path(self._get_base_path(self._cluster.path)))

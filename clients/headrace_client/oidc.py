@@ -1,8 +1,8 @@
-"""The OIDC auth-provider of a kubeconfig: is the id token still good, and if not, ask the provider for another.
+"""The OIDC auth-provider of a kubeconfig: checks whether the id token is still good, and asks for a new one if not.
 
-Instead of the `kubernetes` package's own requests, which verify the provider's certificate only where the kubeconfig
-carries a CA (and then fail, as the file's name is passed for a TLS context), insist on a new refresh token, and decode
-id tokens with the wrong alphabet.
+Replaces the `kubernetes` package's own requests, which verify the provider's certificate only if the kubeconfig has a
+CA (and then fail, as they pass the file's name as a TLS context), insist on a new refresh token, and decode id tokens
+with the wrong alphabet.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _TIMEOUT = aiohttp.ClientTimeout(total=30)
 
 
 def expired(token: str) -> bool:
-    """Whether an id token is at its end, or no JWT with an end at all."""
+    """Whether an id token expires within a minute, or is not a JWT with an `exp` claim."""
     try:
         payload = token.split(".")[1]
         end = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"]
-        return float(end) - MARGIN <= time.time()  # noqa: TID251  (an I/O module: the provider's times are of the wall)
+        return float(end) - MARGIN <= time.time()  # noqa: TID251  (an I/O module: the provider's times are wall time)
     except (ValueError, KeyError, IndexError, TypeError):
         return True
 
 
 async def refresh(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """New `id-token`, and `refresh-token` where there is a new one. Raises `KubeconfigError`.
+    """A new `id-token`, and a new `refresh-token` if the provider sends one. Raises `KubeconfigError`.
 
-    `config` is the auth-provider's; its `idp-certificate-authority` is relative to `folder`.
+    `config` is the auth-provider's; the path in its `idp-certificate-authority` is relative to `folder`.
     """
     issuer = str(config.get("idp-issuer-url", "")).rstrip("/")
     if not config.get("refresh-token"):

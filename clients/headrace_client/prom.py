@@ -19,8 +19,8 @@ POLL_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class PromSample:
-    """One value. `timestamp` in Unix seconds: of a plain instant query the time asked for, of a range selector
-    (`metric[30s]`, `raw`) the time of the scrape."""
+    """One value. `timestamp`, in Unix seconds: the time asked for by a plain instant query, or the scrape's time for a
+    range selector (`metric[30s]`, `raw`)."""
 
     labels: Mapping[str, str]
     timestamp: float
@@ -43,9 +43,9 @@ class Prometheus(HttpClient):
         return await self.query(f"{selector}[{length}ms]", at=end)
 
     async def wait_for_scrape(self, selector: str, after: float, timeout: float) -> float:  # noqa: ASYNC109
-        """Wait until every series of `selector` has a sample at or after Unix time `after`; the oldest of their times.
+        """Wait until each series of `selector` has a sample from Unix time `after` on. Returns the oldest one's time.
 
-        `timeout` in seconds. Raises `PrometheusError` when it is over, or when Prometheus does not answer until then.
+        `timeout` in seconds. Raises `PrometheusError` when it has passed; the message says what was missing.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout

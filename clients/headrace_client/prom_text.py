@@ -1,4 +1,4 @@
-"""Prometheus' text format, as far as sums of counters and gauges need it. Pure; `prometheus_client` reads the lines."""
+"""Prometheus' text format, just enough to sum counters and gauges. Pure; `prometheus_client` reads the lines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ExpositionSample:
 
 
 def parse(text: str) -> Iterator[ExpositionSample]:
-    """The samples under the names they are written with; comments and lines that are not valid are passed over."""
+    """The samples under the names they are written with; comments and invalid lines are skipped."""
     # Line by line, without the types: the parser gives up at the first bad line, and renames counters that don't end
-    # in _total. Not splitlines(): labels may hold line separators that only Unicode knows.
+    # in _total. Not splitlines(): labels may hold Unicode line separators.
     for line in text.split("\n"):
         if not line.strip().startswith("#"):
             yield from _samples_of(line)
@@ -39,6 +39,6 @@ def _samples_of(line: str) -> list[ExpositionSample]:
 
 
 def total(text: str, name: str) -> float | None:
-    """Sum over all labels of a series; None where it is absent, which is not zero."""
+    """Sum over all labels of a series; None if there is no such series, which differs from 0."""
     values = [sample.value for sample in parse(text) if sample.name == name]
     return math.fsum(values) if values else None

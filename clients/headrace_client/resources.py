@@ -1,4 +1,4 @@
-"""The kinds of objects that Headrace touches: where they live in the API."""
+"""The kinds of objects that Headrace uses, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace_client.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class ApiResource:
-    """One resource of the API; `group` is empty for the core."""
+    """One resource of the API; `group` is empty for the core group."""
 
     group: str
     version: str
@@ -26,7 +26,7 @@ class ApiResource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str = "", *, subresource: str = "") -> str:
-        """URL path of the collection, or of one object; all namespaces where `namespace` is None."""
+        """URL path of the collection, or of one object; all namespaces if `namespace` is None."""
         if self.namespaced and name and not namespace:
             raise ValueError(f"{self.kind} {name}: a namespace is needed")
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"

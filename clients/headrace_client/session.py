@@ -1,4 +1,4 @@
-"""A session that is made at first use and shared or closed as its owner says; base of the small clients."""
+"""Base of the small HTTP clients: a session that is given to them, or made at first use and closed by them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HttpClient:
 
 
 def json_object(text: str) -> Mapping[str, Any]:
-    """The JSON object that an answer is, or an empty one: what a proxy puts in its place is not JSON."""
+    """The JSON object in `text`, or an empty one if it is something else, such as a proxy's error page."""
     try:
         body = json.loads(text)
     except ValueError:

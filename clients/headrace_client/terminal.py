@@ -1,4 +1,4 @@
-"""What the commands for people share: the console, errors as one line, results as JSON."""
+"""Helpers that the command lines share: the console, one-line errors, results as JSON."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ async def _terminable(work: Coroutine[Any, Any, T]) -> T:
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     except (RuntimeError, NotImplementedError, ValueError):
-        pass  # not the main thread: then nobody sends us signals
+        pass  # not the main thread, which alone gets signals
     return await work
 
 
 def write_json(where: str, result: dict[str, Any]) -> None:
-    """Write to a file, or to standard output for `-`. Raises `HeadraceError`."""
+    """Write `result` to the file `where`, or to standard output for `-`. Raises `HeadraceError`."""
     text = json.dumps(result, indent=1, allow_nan=False)
     if where == "-":
         typer.echo(text)

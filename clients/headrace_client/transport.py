@@ -49,7 +49,7 @@ class Retry:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def delay(self, attempt: int, retry_after: float | None = None) -> float:
-        """Wait after failed attempt number `attempt` (from 0); the server's wish counts where it has one."""
+        """Wait after failed attempt number `attempt` (from 0); the server's Retry-After wins if there is one."""
         if retry_after is not None:
             return min(retry_after, self.retry_after_cap)
         return min(self.base * 2.0 ** min(attempt, 30), self.cap)
@@ -66,7 +66,7 @@ class ApiCall:
     body: Any = None
     content_type: str = "application/json"
     accept: str = "application/json"
-    # A create whose answer got lost may have happened: it is tried again only where it surely did not.
+    # A create whose answer got lost may have happened: it is only retried if it certainly did not.
     repeatable: bool = True
 
 
@@ -103,7 +103,7 @@ class Transport:
     async def exchange(
         self, call: ApiCall, *, limits: aiohttp.ClientTimeout | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """One answer, whatever its status; without retries, but for one with renewed credentials after a 401."""
+        """One answer, whatever its status. Retries only once, with renewed credentials after a 401."""
         if not self._open:
             raise RuntimeError("use `async with Kube(...) as kube`: the client is not open")
         credentials = await self.connection.credentials()
@@ -116,7 +116,7 @@ class Transport:
             response.release()
 
     async def _renewed(self, credentials: Credentials, response: aiohttp.ClientResponse) -> bool:
-        await response.read()  # so that it can be quoted, and the connection is free
+        await response.read()  # so that it can be quoted, and the connection is free again
         return await self.connection.refused(credentials)
 
     async def _request(
@@ -134,7 +134,7 @@ class Transport:
         return response
 
     async def _client_for(self, credentials: Credentials) -> Any:
-        """The client with these certificates. A connection that is open keeps the certificate it was opened with."""
+        """The client with these certificates. An open connection keeps the certificate that it was opened with."""
         if self._client is None or credentials.tls != self._tls:
             credentials.ssl_context()  # raises an error that names the server
             before, self._retired = self._retired, self._client

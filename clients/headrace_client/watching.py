@@ -1,7 +1,7 @@
-"""A watch that never ends by itself: list, then stream; after an interruption resume, after 410 list again.
+"""A watch that never ends by itself: list, then stream; resume after an interruption, list again after a 410.
 
 Not the watch of the `kubernetes` package: after 410 it asks once more with the same version and then gives up, a line
-longer than its buffer breaks it, and a connection that fell silent stays silent.
+longer than its buffer breaks it, and it waits forever on a connection that has gone silent.
 
 States: list -> stream -> (stream ends, is silent, or breaks) stream from the last version -> (410) list.
 """
@@ -41,7 +41,7 @@ RELIST_AFTER = 3  # failures in a row without an event
 
 
 class EventType(StrEnum):
-    """What a watch tells. SYNCED follows the events of each complete listing; BOOKMARK is the server's sign of life."""
+    """What a watch reports. SYNCED follows the events of each complete listing; BOOKMARK is a sign of life."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -52,7 +52,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One event. `object` is the whole object without managedFields; of SYNCED and BOOKMARK only metadata."""
+    """One event. `object` is the whole object without managedFields; for SYNCED and BOOKMARK, metadata only."""
 
     type: EventType
     object: dict[str, Any]
@@ -60,7 +60,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
-    """What to watch and how patiently. `on_error` hears of each failure (the watch goes on)."""
+    """What to watch, and for how long to wait. `on_error` is called for each failure; the watch continues."""
 
     resource: ApiResource
     namespace: str | None = None
@@ -73,7 +73,7 @@ class WatchOptions:
 
     @property
     def what(self) -> str:
-        """For messages."""
+        """Kind and namespace, for messages."""
         where = f" in {self.namespace}" if self.namespace else ""
         return f"{self.resource.kind}{where}"
 
@@ -85,7 +85,7 @@ class WatchOptions:
 
 
 async def list_pages(transport: Transport, options: WatchOptions) -> tuple[list[dict[str, Any]], str]:
-    """Every object, page by page, and the version of the listing. Raises `KubeError`."""
+    """Every object, read page by page, and the resourceVersion of the listing. Raises `KubeError`."""
     items: list[dict[str, Any]] = []
     params = {**options.selectors, "limit": str(PAGE_SIZE)}
     path = options.resource.path(options.namespace)
@@ -95,7 +95,7 @@ async def list_pages(transport: Transport, options: WatchOptions) -> tuple[list[
         except Gone:
             if "continue" not in params:
                 raise
-            # The pages' snapshot expired half-way: begin anew.
+            # The snapshot behind the pages expired half-way: start over.
             items, params = [], {**options.selectors, "limit": str(PAGE_SIZE)}
             continue
         page = json.loads(text)
@@ -107,7 +107,7 @@ async def list_pages(transport: Transport, options: WatchOptions) -> tuple[list[
 
 
 def _typed(item: dict[str, Any], resource: ApiResource) -> dict[str, Any]:
-    # Items of a list carry neither.
+    # The items of a list carry neither apiVersion nor kind.
     return {"apiVersion": resource.api_version, "kind": resource.kind, **item}
 
 
@@ -126,7 +126,7 @@ class Watcher:
         self._version: str | None = None
 
     async def events(self) -> AsyncGenerator[WatchEvent]:
-        """Events for ever."""
+        """Endless events: those of a listing first, then those of one stream after another."""
         failures = 0
         while True:
             try:
@@ -143,17 +143,17 @@ class Watcher:
                 await self._pause(error, failures)
                 failures += 1
                 if failures % RELIST_AFTER == 0:
-                    # Perhaps the server was restored from an older state and our version lies in its future.
+                    # Perhaps the server was restored from an older state and our version is in its future.
                     self._version = None
 
     async def _pause(self, error: KubeError, failures: int) -> None:
-        LOG.warning("watch of %s goes on after: %s", self._options.what, error)
+        LOG.warning("watch of %s continues after: %s", self._options.what, error)
         if self._options.on_error is not None:
             self._options.on_error(error)
         await self._options.retry.sleep(self._options.retry.delay(failures))
 
     async def _relist(self) -> list[WatchEvent]:
-        """Difference between what was seen and what is there now, ended by SYNCED."""
+        """The differences between what was seen and a new listing, followed by SYNCED."""
         listed, version = await list_pages(self._transport, self._options)
         now = {_key(item): _slim(item) for item in listed}
         events = [WatchEvent(EventType.DELETED, item) for key, item in self._seen.items() if key not in now]
@@ -162,7 +162,7 @@ class Watcher:
             if old is None:
                 events.append(WatchEvent(EventType.ADDED, item))
             elif _uid(old) != _uid(item):
-                # Deleted and created again while nobody looked.
+                # Deleted and created again while no stream was open.
                 events += [WatchEvent(EventType.DELETED, old), WatchEvent(EventType.ADDED, item)]
             elif _version(old) != _version(item):
                 events.append(WatchEvent(EventType.MODIFIED, item))
@@ -172,7 +172,7 @@ class Watcher:
     async def _stream(self) -> AsyncGenerator[WatchEvent]:
         """Events of one connection until it ends. Raises `Gone` or another `KubeError`."""
         call = self._call()
-        # The server ends the stream first; the client's limit is for a server that forgot.
+        # The server ends the stream first; the client's limit is for one that does not.
         limits = aiohttp.ClientTimeout(total=self._options.stream_seconds + 30, sock_connect=30)
         empty = True
         try:
@@ -185,7 +185,7 @@ class Watcher:
         except CONNECTION_ERRORS as error:
             raise unreachable(self._transport.server, call.what, error) from error
         if empty:
-            # A server or proxy that ends each stream at once must not be asked in a tight loop.
+            # Without a pause, a server or proxy that ends each stream at once would be asked in a tight loop.
             raise Unavailable(f"{call.what}: the stream ended without an event")
 
     def _call(self) -> ApiCall:
@@ -255,7 +255,7 @@ def _version(item: Mapping[str, Any]) -> str:
 async def _aborted_after(response: aiohttp.ClientResponse) -> AsyncGenerator[None]:
     """Drop the connection of a stream that is left in the middle.
 
-    Closing it gracefully would wait for the server's side of TLS's farewell, and the server is busy streaming: the
+    Closing it gracefully would wait for the server to close its side of TLS, and the server is busy streaming: the
     socket would outlive the client.
     """
     try:

@@ -82,7 +82,7 @@ def between(before: Edge, after: Edge) -> WindowStats:
 
 
 def selector(name: str, *labels: Labels, by_name: str = "") -> str:
-    """`name{a="b",...}` with the values quoted as PromQL wants them; `by_name` is a regular expression of names."""
+    """`name{a="b",...}` with the values quoted for PromQL; `by_name` is a regular expression of names."""
     pairs = [f"{key}={json.dumps(value, ensure_ascii=False)}" for group in labels for key, value in group.items()]
     if by_name:
         pairs.insert(0, f'__name__=~"{by_name}"')
@@ -117,7 +117,7 @@ def _histogram(name: str, before: Edge, after: Edge) -> Buckets:
     first, last = _buckets(name, before), _buckets(name, after)
     series = dict.fromkeys([*first, *last])
     grown = [bucket_deltas(first.get(key), last.get(key), name=name) for key in series]
-    # A generation under another SLO set has other bounds, and no say where it saw nothing.
+    # A generation under another SLO set has other bounds; without observations it must not void the window.
     return merge_buckets((buckets for buckets in grown if any(buckets.values())), name=name)
 
 

@@ -1,6 +1,6 @@
-"""What all models share: frozen, camelCase outside, tolerant when read from the cluster, strict when a person writes.
+"""The base of all models: frozen, camelCase outside, tolerant of the cluster's objects, strict with a person's.
 
-A cluster may hold objects of a newer release, so `read` ignores unknown fields; `parse` refuses them, since a
+A cluster may hold objects from a newer release, so `read` ignores unknown fields; `parse` refuses them, since a
 misspelt field that is silently dropped costs a person an afternoon.
 """
 
@@ -82,7 +82,7 @@ class FieldProblem:
         return f"{self.path}: {self.message}"
 
 
-class InvalidResource(ValueError):  # noqa: N818  (reads as the API server says it)
+class InvalidResource(ValueError):  # noqa: N818  (the API server's own name for it)
     """An object that is not valid; `problems` lists every reason."""
 
     def __init__(self, what: str, problems: tuple[FieldProblem, ...]) -> None:
@@ -92,7 +92,7 @@ class InvalidResource(ValueError):  # noqa: N818  (reads as the API server says 
 
 
 class Model(BaseModel):
-    """Base of every model."""
+    """Base of every model: frozen, camelCase keys in JSON, unknown fields ignored, no NaN or infinity."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -129,7 +129,7 @@ def _rfc3339(value: datetime) -> str:
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-# `duration()` of CEL raises on what the pattern already refused, hence the pattern again before it.
+# CEL's `duration()` raises an error on text that the pattern refuses, so the rule checks the pattern first.
 _DURATION_RULES = rules(
     cel(
         f"self.matches('{DURATION_PATTERN}') && duration(self) > duration('0s')",

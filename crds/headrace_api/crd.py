@@ -61,7 +61,7 @@ DEFINITIONS: tuple[Definition, ...] = (
 
 
 def custom_resource_definition(definition: Definition) -> dict[str, Any]:
-    """The CRD as the API server takes it."""
+    """The CRD as JSON values, ready to be applied."""
     model = definition.model
     singular = model.KIND.lower()
     version = {

@@ -1,4 +1,4 @@
-"""Why an engine gave up: what it writes into its container's termination log, and the operator reads. No I/O."""
+"""Why an engine exited, as it writes it into its container's termination log for the operator to read. No I/O."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_MESSAGE = 600  # characters, of at most 6 bytes; the kubelet keeps 4096 byte
 
 
 class ExitKind(StrEnum):
-    """What a person has to look at."""
+    """Where a person has to look for the cause."""
 
     MODEL_NOT_FOUND = "ModelNotFound"
-    MODEL = "Model"  # it is there, and cannot be loaded or is not supported
+    MODEL = "Model"  # the model is there, but cannot be loaded or is not supported
     SETTINGS = "Settings"  # a flag, the config file or the environment
     OTHER = "Other"
 
@@ -33,7 +33,7 @@ class EngineExit:
 
 
 def read_engine_exit(text: str) -> EngineExit | None:
-    """What `to_text` made, or None for other text, such as the tail of a log. A newer release's kind is `OTHER`."""
+    """Read what `to_text` made; None for other text, such as the tail of a log. An unknown kind becomes `OTHER`."""
     try:
         content = json.loads(text)
     except ValueError:

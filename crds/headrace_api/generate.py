@@ -71,9 +71,9 @@ def _yaml(body: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; exit status 1 where `--check` finds drift."""
+    """Command line; exit status 1 if `--check` finds a file that is not up to date."""
     parser = argparse.ArgumentParser(prog="python -m headrace_api.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not up to date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     options = parser.parse_args(arguments)
     root = repository_root()
     if not options.check:

@@ -1,4 +1,4 @@
-"""docs/knobs.md from the knob table: each knob with its names, and the rules between knobs with what they say."""
+"""Generates docs/knobs.md from the knob table: each knob with its names, and each rule with its error message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ process was started with.
 _FLAGS = """## Flags beside the table
 
 `--scheduler-max-num-seqs N` sets the active value of `max_num_seqs` below `--max-num-seqs`, which is then the ceiling.
-`--max-chunk-size` is another name of `--prefill-chunk-size`. Switches have a negative form, such as
+`--max-chunk-size` is another name for `--prefill-chunk-size`. Switches have a negative form, such as
 `--no-enable-chunked-prefill`.
 """
 
@@ -73,7 +73,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("Only hot knobs change while the engine runs.", _running({"block_size": 32})),
     Rule(
-        "A change is taken whole or not at all, and every reason against it is named.",
+        "A change is applied as a whole or not at all, and every problem with it is listed.",
         _running({"decode_ratio": 1.0, "max_num_seqs": 0}),
     ),
 )
@@ -88,7 +88,7 @@ _DEFAULTS = f"""## Defaults that depend on other knobs
 
 
 def knobs_page() -> str:
-    """The page."""
+    """The whole page, as Markdown."""
     return "\n".join([_HEAD, _table(), _FLAGS, _rules(), _DEFAULTS])
 
 
@@ -131,7 +131,7 @@ def _plain(value: object) -> str:
 
 def _rules() -> str:
     head = "## Rules between knobs\n\nThe CRD states them too, so that the API server refuses what the engine would.\n"
-    return "\n".join([head, *(f"- {rule.text} Broken, it says:\n{_refusal(rule)}" for rule in RULES)])
+    return "\n".join([head, *(f"- {rule.text} Breaking it gives this error:\n{_refusal(rule)}" for rule in RULES)])
 
 
 def _refusal(rule: Rule) -> str:

@@ -145,5 +145,5 @@ def stable_selector(service: str) -> dict[str, str]:
 
 
 def selector_string(labels: dict[str, str]) -> str:
-    """`labels` as the API server's query parameter wants them."""
+    """`labels` in the form of the API server's query parameter, sorted by key."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))

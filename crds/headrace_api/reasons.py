@@ -1,4 +1,4 @@
-"""docs/reasons.md from the enums: every word that a status can hold, and what to do about it."""
+"""Generates docs/reasons.md from the enums: every word that a status can hold, and what to do about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Conditions are in `status.conditions` (`kubectl describe`); their `message` carr
 
 
 def reasons_page() -> str:
-    """The page."""
+    """The whole page, as Markdown."""
     sections = [
         _HEAD,
         _conditions("InferenceService", SERVICE_CONDITIONS),

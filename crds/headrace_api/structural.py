@@ -1,8 +1,8 @@
-"""A pydantic model's JSON schema as a Kubernetes structural schema (OpenAPI v3 dialect of CRDs). Pure.
+"""Turns a pydantic model's JSON schema into a Kubernetes structural schema (the OpenAPI v3 dialect of CRDs). Pure.
 
-What pydantic writes and Kubernetes refuses or misreads is translated: references are inlined, null branches go,
-`const` becomes an enum, exclusive bounds take their boolean form, titles and computed defaults are left out. What has
-no translation is an error that names the place, so that a model cannot drift into an invalid CRD unseen.
+Whatever pydantic writes that Kubernetes refuses or misreads is translated: references are inlined, null branches go,
+`const` becomes an enum, exclusive bounds take their boolean form, titles and computed defaults are left out. A
+keyword without a translation is an error that names the place, so a model cannot drift into an invalid CRD unseen.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _convert(schema: Mapping[str, Any], *, definitions: Mapping[str, Any], path:
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any], *, path: str) -> Schema:
-    """`schema` without reference and without null branch; what stands beside a reference wins over its target."""
+    """`schema` with its reference inlined and no null branch; keys beside a reference win over those of its target."""
     beside = dict(schema)
     if reference := beside.pop("$ref", None):
         target = definitions[reference.rsplit("/", 1)[-1]]
@@ -95,7 +95,7 @@ def _is_mixed(schema: Mapping[str, Any]) -> bool:
 
 
 def _open_scalar(schema: Mapping[str, Any]) -> Schema:
-    """A value of several types: int-or-string where that says it, else untyped."""
+    """A value of several types: int-or-string if it is marked so, else untyped."""
     described: Schema = {"description": schema["description"]} if "description" in schema else {}
     kubernetes = {key: value for key, value in schema.items() if key.startswith("x-kubernetes-")}
     return described | ({} if schema.get(INT_OR_STRING) else {PRESERVE: True}) | kubernetes

@@ -28,25 +28,25 @@ def _env(name: str) -> str:
 
 
 @cli.command()
-def run(  # noqa: PLR0917  (one parameter a flag)
+def run(  # noqa: PLR0917  (one parameter per flag)
     engine_image: Annotated[str, typer.Option(envvar=_env("ENGINE_IMAGE"), help="Image of the engine, with a tag.")],
     tuner_image: Annotated[str, typer.Option(envvar=_env("TUNER_IMAGE"), help="Image of the tuner, with a tag.")],
     pull_policy: Annotated[str, typer.Option(envvar=_env("IMAGE_PULL_POLICY"))] = "IfNotPresent",
     root_token_file: Annotated[Path | None, typer.Option(envvar=_env("ROOT_TOKEN_FILE"))] = None,
     root_token: Annotated[
-        str, typer.Option(envvar=_env("ROOT_TOKEN"), help="Instead of a file.", show_default=False)
+        str, typer.Option(envvar=_env("ROOT_TOKEN"), help="The token itself, instead of a file.", show_default=False)
     ] = "",
     prometheus_url: Annotated[str, typer.Option(envvar=_env("PROMETHEUS_URL"))] = "",
     namespace: Annotated[
-        list[str] | None, typer.Option(envvar=_env("NAMESPACES"), help="Watch only this one; repeatable.")
+        list[str] | None, typer.Option(envvar=_env("NAMESPACES"), help="Watch only this namespace; repeatable.")
     ] = None,
     log_format: Annotated[LogFormat, typer.Option(envvar=_env("LOG_FORMAT"))] = LogFormat.JSON,
     log_level: Annotated[str, typer.Option(envvar=_env("LOG_LEVEL"))] = "INFO",
     health_address: Annotated[str, typer.Option(envvar=_env("HEALTH_ADDRESS"))] = "0.0.0.0:8080",
     metrics_address: Annotated[str, typer.Option(envvar=_env("METRICS_ADDRESS"))] = "0.0.0.0:8081",
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig, outside a cluster.")] = None,
+    context: Annotated[str | None, typer.Option(help="Kubeconfig context to use outside a cluster.")] = None,
 ) -> None:
-    """Watch InferenceServices and TuningRuns, and make the cluster what they say."""
+    """Watch InferenceServices and TuningRuns, and make the cluster match them."""
     try:
         settings = OperatorSettings(
             images=Images(engine=engine_image, tuner=tuner_image, pull_policy=pull_policy),
@@ -61,7 +61,7 @@ def run(  # noqa: PLR0917  (one parameter a flag)
         configure_logs(settings)
         asyncio.run(_serve(settings, context))
     except (OperatorSettingsError, KubeError) as error:
-        print(f"headrace_operator: {error}", file=sys.stderr)  # noqa: T201  (also where logs are JSON, this is read)
+        print(f"headrace_operator: {error}", file=sys.stderr)  # noqa: T201  (for people, even if logs are JSON)
         raise SystemExit(2) from None
 
 

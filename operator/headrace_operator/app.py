@@ -1,4 +1,4 @@
-"""Puts the operator together and runs it until a signal."""
+"""Puts the operator together and runs it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def configure_logs(settings: OperatorSettings) -> None:
 
 
 class App:
-    """One operator process. `engines` and `windows` can be given by tests."""
+    """One operator process. Tests set `engines` and `windows`."""
 
     def __init__(self, settings: OperatorSettings, kube: Kube) -> None:
         self.settings = settings
@@ -84,7 +84,7 @@ class App:
             )
 
     async def wait_for_definitions(self) -> None:
-        """Wait for the CRDs: at install they come with the operator. Raises `KubeError` after a minute."""
+        """Wait for the CRDs, which are installed together with the operator. Raises `KubeError` after a minute."""
         namespace = self.settings.namespaces[0] if self.settings.namespaces else None
         for resource in (INFERENCE_SERVICES, TUNING_RUNS):
             await self._wait_for(resource, namespace)
@@ -99,7 +99,7 @@ class App:
             except KubeError as error:
                 if loop.time() > deadline:
                     raise
-                LOG.warning("waits for %s: %s", resource.plural, error)
+                LOG.warning("waiting for %s: %s", resource.plural, error)
             await asyncio.sleep(1.0)
 
     @asynccontextmanager
@@ -161,4 +161,4 @@ class App:
 
 
 def _now() -> datetime:
-    return datetime.now(UTC)  # noqa: TID251  (the operator's one clock; everything else is given it)
+    return datetime.now(UTC)  # noqa: TID251  (the operator's only clock; everything else is passed it)

@@ -30,14 +30,14 @@ Body = Mapping[str, Any]
 
 
 class Output(StrEnum):
-    """Form of the answer."""
+    """How results are printed."""
 
     TABLE = "table"
     JSON = "json"
 
 
-Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")]
+Context = Annotated[str | None, typer.Option("--context", help="Kubeconfig context.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Default: the context's.")]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Every namespace.")]
 Format = Annotated[Output, typer.Option("--output", "-o", help="table, or json for programs.")]
 
@@ -45,14 +45,14 @@ Format = Annotated[Output, typer.Option("--output", "-o", help="table, or json f
 def status(
     context: Context = None, namespace: Namespace = None, everywhere: Everywhere = False, output: Format = Output.TABLE
 ) -> None:
-    """Services and tuning runs of a cluster."""
+    """List the services and tuning runs of a cluster."""
     services, runs = _answer(_lists(context, namespace, everywhere))
     if output is Output.JSON:
         typer.echo(json.dumps({"services": services, "tuningRuns": runs}, indent=2))
         return
     console = Console()
     if not services and not runs:
-        console.print("No InferenceService and no TuningRun here. Look everywhere with -A.")
+        console.print("No InferenceServices or TuningRuns here. Use -A to look in all namespaces.")
         return
     if services:
         console.print(services_table(services))
@@ -75,7 +75,7 @@ def explain(
 
 
 def services_table(services: list[Body]) -> Table:
-    """One row a service."""
+    """One row per service, with each Ready message and URL in the caption."""
     table = Table(*_fixed("Namespace", "InferenceService", "Ready", "Reason", "Pods", "Tuned by"), box=None)
     notes: list[str] = []
     for body in services:
@@ -93,7 +93,7 @@ def services_table(services: list[Body]) -> Table:
 
 
 def runs_table(runs: list[Body]) -> Table:
-    """One row a run."""
+    """One row per run, with each status message in the caption."""
     table = Table(*_fixed("Namespace", "TuningRun", "Phase", "Trials", "Verdict", "Applied"), box=None)
     notes: list[str] = []
     for body in runs:
@@ -111,7 +111,7 @@ def runs_table(runs: list[Body]) -> Table:
 
 
 def explain_table(name: str, lines: list[KnobExplanation]) -> Table:
-    """One row a knob."""
+    """One row per knob; knobs with their default value are dimmed."""
     title = f"InferenceService {name}"
     table = Table(*_fixed("Knob", "Value", "Class"), "Set by", "Since", title=title, box=None)
     for line in lines:

@@ -1,4 +1,4 @@
-"""What the reconcilers of services and of tuning runs work with."""
+"""Everything that the reconcilers of services and of tuning runs depend on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace_operator.settings import OperatorSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Made once, by `app`; tests give doubles. `now` is wall time, `clock` the loop's, in seconds."""
+    """Made once, by `app`; tests pass doubles. `now` is wall time; `clock` is the event loop's time, in seconds."""
 
     kube: KubeApi
     cache: Cache

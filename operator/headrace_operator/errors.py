@@ -1,4 +1,4 @@
-"""What a person has to correct before a reconcile can go on."""
+"""Errors in a spec that a person has to correct before a reconcile can continue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace_core.errors import HeadraceError
 
 
 class SpecRefusedError(HeadraceError):
-    """What a person wrote cannot be done. It becomes a condition, never a retry."""
+    """A spec asks for something that cannot be done. It becomes a condition and is never retried."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)

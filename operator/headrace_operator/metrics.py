@@ -1,4 +1,4 @@
-"""The operator's own Prometheus metrics, on a registry of its own."""
+"""The operator's Prometheus metrics, on their own registry."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ DURATIONS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
-    """Counts reconciles; reads queue and objects when it is scraped."""
+    """Counts reconciles as they happen; reads the queue and the objects when scraped."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.reconciles = Counter(
-            "headrace_operator_reconciles", "Passes by result.", ["kind", "result"], registry=self.registry
+            "headrace_operator_reconciles", "Reconcile passes by result.", ["kind", "result"], registry=self.registry
         )
         self.seconds = Histogram(
             "headrace_operator_reconcile_seconds",
-            "Time of one pass.",
+            "Duration of one reconcile pass.",
             ["kind"],
             buckets=DURATIONS,
             registry=self.registry,
@@ -34,8 +34,8 @@ class Metrics:
         )
 
     def watch_queue(self, depth: Callable[[], float], oldest: Callable[[], float]) -> None:
-        """Report a queue."""
-        gauge = Gauge("headrace_operator_queue_depth", "Keys that wait.", registry=self.registry)
+        """Report a queue: its depth, and the age of its oldest key in seconds."""
+        gauge = Gauge("headrace_operator_queue_depth", "Keys waiting.", registry=self.registry)
         gauge.set_function(depth)
         age = Gauge("headrace_operator_queue_oldest_seconds", "Age of the oldest key.", registry=self.registry)
         age.set_function(oldest)
@@ -45,7 +45,7 @@ class Metrics:
         self.registry.register(_Objects(services, runs))
 
     def text(self) -> bytes:
-        """Exposition text."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

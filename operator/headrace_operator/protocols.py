@@ -1,4 +1,4 @@
-"""What the reconcilers ask of the cluster: `headrace_client` and Kopf's indexes, or doubles in tests."""
+"""How the reconcilers reach the cluster: through `headrace_client` and Kopf's indexes, or doubles in tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace_client.resources import ApiResource
 
 
 class Key(NamedTuple):
-    """What the queue holds: one custom resource."""
+    """One custom resource, as the work queue names it."""
 
     kind: str
     namespace: str
@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 
 class Cache(Protocol):
-    """The cluster as last seen, without asking it. Always a little stale."""
+    """The cluster as last seen, without a call to the API server. Always a little stale."""
 
     def service(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """InferenceService."""
@@ -43,7 +43,7 @@ class Cache(Protocol):
 
 
 class KubeApi(Protocol):
-    """The writes of `headrace_client.kube.Kube`, and the one read."""
+    """The part of `headrace_client.kube.Kube` that reconcilers use: its writes, and `get`."""
 
     async def get(self, res: ApiResource, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """The object, or None."""
@@ -52,18 +52,18 @@ class KubeApi(Protocol):
         """Server-side apply."""
 
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Create."""
+        """Create the object. Raises `Conflict` if it exists."""
 
     async def replace_status(self, res: ApiResource, body: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the status."""
 
     async def delete(self, res: ApiResource, name: str, namespace: str | None = None) -> None:
-        """Delete, with what it owns; a missing object is fine."""
+        """Delete the object and what it owns; a missing object is fine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowQuery:
-    """One window on some pods, each under one config generation. Times in Unix seconds."""
+    """One window over some pods, each at one config generation. Times in Unix seconds."""
 
     namespace: str
     generations: Mapping[str, int]  # by pod name

@@ -12,7 +12,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 class LogFormat(StrEnum):
-    """Form of the log lines."""
+    """Format of the log lines."""
 
     JSON = "json"
     TEXT = "text"
@@ -20,7 +20,7 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """Images and how they are pulled."""
+    """Default images of engine and tuner, and how they are pulled."""
 
     engine: str
     tuner: str
@@ -29,7 +29,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """Everything that can be set. No namespaces: the whole cluster."""
+    """Everything that can be set. Empty `namespaces` means the whole cluster."""
 
     images: Images
     root_token: str

@@ -1,1 +1,1 @@
-"""Load on an OpenAI server: the client and its streams."""
+"""Load on an OpenAI server: the client, and the decoder of its streams."""

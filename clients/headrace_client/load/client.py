@@ -1,7 +1,7 @@
 """The load client: open loop, arrivals planned ahead, every latency counted from the planned arrival.
 
-A slow server does not slow the client down, and a slow client does not look like a fast server: what was sent late is
-late from its planned time on, and the lag is reported.
+A slow server does not slow the client down, and a slow client does not make the server look fast: the latency of a
+request that was sent late counts from its planned time, and the lag is reported.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headrace_client.errors import EndpointError
 from headrace_client.load.sse import Completion, SseDecoder, StreamError
 from headrace_core.workload.plans import PlannedRequest, RequestKind, prompt_ids
 
-# Ids that any vocabulary has and no tokenizer uses for control: past the special tokens, within the first hundred.
+# Ids that every vocabulary has and no tokenizer uses for control tokens: past those, but among the first hundred.
 TOKEN_LOW, TOKEN_HIGH = 32, 96
 CONNECT_SECONDS = 10.0
 NO_LIST = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
-ROLLING = 256  # latencies that a live display looks back on
+ROLLING = 256  # latencies kept for a live display
 
 
 class ErrorKind(StrEnum):
@@ -39,16 +39,16 @@ class ErrorKind(StrEnum):
     TIMEOUT = "timeout"
     PROTOCOL = "protocol"
     WRONG_LENGTH = "wrong_length"
-    UNFINISHED = "unfinished"  # still under way when the client gave up
-    CLIENT_FULL = "client_full"  # not sent: too many under way
+    UNFINISHED = "unfinished"  # not finished when the client gave up
+    CLIENT_FULL = "client_full"  # not sent: too many in flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request as the client saw it. Seconds: `planned_at`, `sent_at` since the start, others since `planned_at`.
+    """One request as the client saw it. Seconds: `planned_at` and `sent_at` since the start, others since `planned_at`.
 
-    `number` is its place in the plan. Token counts are the server's where it sends them (`counted`), else
-    `prompt_tokens` is as planned and `output_tokens` the number of chunks with text; `gaps` are between chunks.
+    `number` is its place in the plan. Token counts are the server's if it sends them (`counted`), else
+    `prompt_tokens` is the planned number and `output_tokens` the number of chunks with text; `gaps` are between chunks.
     """
 
     planned_at: float
@@ -66,7 +66,7 @@ class RequestRecord:
     cached_tokens: int | None = None
     counted: bool = False
     finish_reason: str | None = None
-    text: str = ""  # only where the client keeps it
+    text: str = ""  # only if the client keeps it
 
     @property
     def lag(self) -> float:
@@ -75,7 +75,7 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds of each token after the first. A chunk may hold several tokens, so it counts tokens."""
+        """Mean seconds per token after the first. Counts tokens if known, since a chunk may hold several."""
         if not self.gaps or self.error is not None:
             return None
         return math.fsum(self.gaps) / max(1, self.output_tokens - 1 if self.counted else len(self.gaps))
@@ -83,7 +83,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where completions are asked for; `url` without a path."""
+    """A server and one of its models; `url` has no path."""
 
     url: str
     model: str
@@ -92,7 +92,7 @@ class Endpoint:
 
 @dataclass(slots=True, kw_only=True)
 class LoadProgress:
-    """Counts while a load runs, and the latest latencies in seconds, for whoever shows them."""
+    """Counts while a load runs, and the latest latencies in seconds, for a live display."""
 
     sent: int = 0
     ended: int = 0
@@ -104,22 +104,22 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class RequestMessage:
-    """What is posted for one request."""
+    """The HTTP message that is posted for one request."""
 
     path: str
     body: bytes
 
 
 Compose = Callable[[PlannedRequest, int], RequestMessage]
-"""Makes the message of a planned request from it and its number in the plan."""
+"""Makes the message of a planned request, given the request and its number in the plan."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LoadClient:
     """Sends planned requests to one endpoint. `salt` makes prompts unique to a run; `timeout`: seconds per request.
 
-    Without `compose`, a prompt is token ids for `/v1/completions`. With `exact`, an answer of another length than
-    planned is an error; without, it counts as it came.
+    Without `compose`, a prompt is token ids for `/v1/completions`. With `exact`, an answer of any length but
+    the planned one is an error; without, it counts as it is.
     """
 
     endpoint: Endpoint
@@ -134,7 +134,7 @@ class LoadClient:
     keep_text: bool = False
 
     async def open_loop(self, plan: Iterable[PlannedRequest], *, drain: float) -> list[RequestRecord]:
-        """Send each request of `plan` at its time, then wait up to `drain` seconds for those under way.
+        """Send each request of `plan` at its time, then wait up to `drain` seconds for those in flight.
 
         One record per request, in order of arrival. Cancelling this closes every connection.
         """
@@ -154,10 +154,10 @@ class LoadClient:
     async def closed_loop(
         self, plan: Iterable[PlannedRequest], *, concurrency: int, duration: float, drain: float | None = None
     ) -> list[RequestRecord]:
-        """Keep `concurrency` requests under way for `duration` seconds, in the order of `plan`; its times are ignored.
+        """Keep `concurrency` requests in flight for `duration` seconds, in the order of `plan`; its times are ignored.
 
-        What is under way at the end is waited for, `drain` seconds at most where it is given. Latency counts from the
-        sending, since nothing was planned: such a run says nothing about an arrival rate.
+        Waits for the requests in flight at the end, `drain` seconds at most if given. Latency counts from the sending,
+        since no arrival was planned: such a run says nothing about an arrival rate.
         """
         start, numbers, source = asyncio.get_running_loop().time(), count(), iter(plan)
         tasks: list[asyncio.Task[RequestRecord]] = []
@@ -260,7 +260,7 @@ class LoadClient:
 
 @dataclass(slots=True)
 class _SentRequest:
-    """A request under way: what was planned, when it was sent (seconds since the start), what came so far."""
+    """A request in flight: what was planned, when it was sent (seconds since the start), what has come so far."""
 
     planned: PlannedRequest
     number: int
@@ -301,7 +301,7 @@ class _HttpError(Exception):
 async def load_session(
     headers: Mapping[str, str] | None = None, *, keep_alive: bool = False
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session for load: as many connections as requests, no time-out but the request's own.
+    """A session for load: as many connections as requests, and no total time-out (each request has its own).
 
     Each connection is new, so that a balancer spreads them, unless `keep_alive`. `headers` go with every request.
     """
@@ -312,9 +312,9 @@ async def load_session(
 
 
 async def find_endpoint(session: aiohttp.ClientSession, url: str, model: str | None = None) -> Endpoint:
-    """Ask `/v1/models` for the model's name and length. Raises `EndpointError` that says what is wrong with `url`.
+    """Ask `/v1/models` for the model's name and length. Raises `EndpointError`, which says what is wrong.
 
-    A server without that list, such as a proxy, is believed to have `model`.
+    A server without that list, such as a proxy, is assumed to have `model`.
     """
     url = url.rstrip("/").removesuffix("/v1")
     where = f"GET {url}/v1/models"

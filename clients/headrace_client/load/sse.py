@@ -18,13 +18,13 @@ class StreamError(ValueError):
 
 @dataclass(slots=True)
 class SseDecoder:
-    """Cuts a byte stream into the payloads of its `data:` lines, wherever the network cut it."""
+    """Cuts a byte stream into the payloads of its `data:` lines, wherever the network split it."""
 
     _rest: bytes = b""
     _data: list[str] = field(default_factory=list)
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Payloads that `data` completes."""
+        """The payloads that are complete once `data` has arrived."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             payload = self._line(line.rstrip(b"\r").decode("utf-8", errors="replace"))
@@ -43,10 +43,10 @@ class SseDecoder:
 
 @dataclass(slots=True)
 class Completion:
-    """What one streamed completion showed so far; times are of the caller's clock, in seconds.
+    """What one streamed completion has brought so far; times are on the caller's clock, in seconds.
 
-    A chunk is not a token: the number of tokens comes from `usage` where the server sends it. A chunk without text (a
-    role, the usage) is no first token. `pieces` are kept only with `keep_text`.
+    A chunk is not a token: the number of tokens comes from `usage` if the server sends it. A chunk without text (a
+    role, the usage) does not count as the first token. `pieces` are kept only with `keep_text`.
     """
 
     times: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Completion:
     pieces: list[str] = field(default_factory=list)
 
     def feed(self, payload: str, now: float) -> None:
-        """Take one payload that came at `now`. Raises `StreamError`."""
+        """Take in one payload that came at `now`. Raises `StreamError`."""
         if payload == DONE:
             self.done = True
             return
@@ -98,7 +98,7 @@ class Completion:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens generated: as the server counted, else one for each chunk with text."""
+        """Number of tokens generated, as the server counted them; else one for each chunk with text."""
         return len(self.times) if self.tokens is None else self.tokens
 
 

@@ -19,13 +19,13 @@ class ConditionStatus(StrEnum):
 
 
 class ConditionType(DocEnum):
-    """What a condition is about. All are positive: True is the good state, but for Progressing, which is neutral."""
+    """What a condition is about. All are positive: True is the good state, except for Progressing, which is neutral."""
 
     # InferenceService
-    SPEC_VALID = "SpecValid", "The spec passed every check, also those between fields."
+    SPEC_VALID = "SpecValid", "The spec passed every check, including those between fields."
     ENGINE_READY = "EngineReady", "As many engines as asked for are up, with the wanted config in force."
     READY = "Ready", "A token was generated through the Service, and the engines are ready."
-    PROGRESSING = "Progressing", "The operator is bringing the cluster to the spec. False: nothing is under way."
+    PROGRESSING = "Progressing", "The operator is making the cluster match the spec. False: nothing is in progress."
     # TuningRun
     TRIAL_READY = "TrialReady", "The trial pod is up and its admin port answers."
     COMPLETE = "Complete", "The study has ended with a verdict."
@@ -50,8 +50,8 @@ class Reason(DocEnum):
         "PinnedKnob",
         "The run names a knob that the service's spec pins. Remove it from spec.engine.config, or set overridePinned.",
     )
-    SERVICE_NOT_FOUND = "ServiceNotFound", "spec.serviceRef names no InferenceService in this namespace."
-    NO_SLO = "NoSLO", "Neither the run nor its service states an SLO, and the objective needs one. Set spec.slo."
+    SERVICE_NOT_FOUND = "ServiceNotFound", "The InferenceService in spec.serviceRef does not exist in this namespace."
+    NO_SLO = "NoSLO", "Neither the run nor its service has an SLO, and the objective needs one. Set spec.slo."
 
     # EngineReady, TrialReady
     ENGINES_READY = "EnginesReady", "All engines are ready with the wanted config."
@@ -59,7 +59,7 @@ class Reason(DocEnum):
     PODS_PENDING = "PodsPending", "Pods were created and have not started yet."
     UNSCHEDULABLE = (
         "Unschedulable",
-        "No node has room for a pod; the scheduler's own message follows. Often: no free GPU.",
+        "No node has room for a pod; the message is the scheduler's. Often no GPU is free.",
     )
     IMAGE_PULL_FAILED = "ImagePullFailed", "A node cannot pull the engine's image; check spec.engine.image."
     MODEL_NOT_FOUND = (
@@ -67,26 +67,26 @@ class Reason(DocEnum):
         "The engine finds no model at spec.model.uri; the message carries the path. Correct it and apply again.",
     )
     OUT_OF_MEMORY = "OutOfMemory", "The kernel ended the engine at its memory limit. Raise spec.resources.memory."
-    NAME_TAKEN = "NameTaken", "An object of a child's name belongs to somebody else; the message names it."
+    NAME_TAKEN = "NameTaken", "Another owner's object already has the name of a child; the message names it."
     ENGINE_STARTING = "EngineStarting", "The engine process runs and is loading the model."
-    CRASH_LOOPING = "CrashLooping", "The engine keeps exiting; the message carries its last words. See the pod's log."
+    CRASH_LOOPING = "CrashLooping", "The engine keeps exiting; the message says why it exited. See the pod's log."
     ENGINE_UNREACHABLE = "EngineUnreachable", "A ready pod's admin port does not answer."
     CONFIG_PENDING = "ConfigPending", "Some engines do not have the wanted hot knobs in force yet."
     CONFIG_REFUSED = "ConfigRefused", "An engine refused the hot knobs; the message carries its reason."
 
     # Ready
     SERVING = "Serving", "The service answers."
-    SPEC_NOT_VALID = "SpecNotValid", "See SpecValid. What ran before goes on running."
+    SPEC_NOT_VALID = "SpecNotValid", "See SpecValid. What was running before keeps running."
     ENGINE_NOT_READY = "EngineNotReady", "See EngineReady."
     NOT_ROUTABLE = "NotRoutable", "The engines are ready, but a request through the Service got no token."
 
     # Progressing
-    UP_TO_DATE = "UpToDate", "The cluster is as the spec says."
+    UP_TO_DATE = "UpToDate", "The cluster matches the spec."
     ROLLING_OUT = "RollingOut", "Pods of a new revision are starting."
     APPLYING_CONFIG = "ApplyingConfig", "Hot knobs are being changed on running engines."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The rollout made no progress within its deadline. See EngineReady."
     WAITING_FOR_SPEC = "WaitingForSpec", "Nothing can be done until the spec is valid."
-    API_ERROR = "APIError", "The API server refused or failed a write; the message is its own. It is tried again."
+    API_ERROR = "APIError", "The API server refused or failed a write; the message is the server's. It is retried."
 
     # Complete
     PENDING = "Pending", "The run has not begun; the message says what it waits for."
@@ -100,8 +100,8 @@ class Reason(DocEnum):
     NOT_REQUESTED = "NotRequested", "spec.apply is Never."
     AWAITING_APPROVAL = "AwaitingApproval", "spec.apply is Propose: copy status.proposal, or set apply: Auto."
     APPLYING = "Applying", "The proposal is being applied and compared with before."
-    KEPT = "Kept", "The proposal is in force: it was better beyond its interval."
-    ROLLED_BACK = "RolledBack", "The proposal was not better beyond its interval; the old knobs are back."
+    KEPT = "Kept", "The proposal is in force: it proved better, beyond the interval."
+    ROLLED_BACK = "RolledBack", "The proposal did not prove better beyond the interval; the old knobs are back."
     APPLY_FAILED = "ApplyFailed", "The proposal could not be applied; the message says why. The old knobs are in force."
 
 
@@ -180,7 +180,7 @@ class Condition(Model):
     message: str = Field(default="", max_length=32768)
     """Why, in a sentence."""
     observed_generation: int = Field(default=0, ge=0)
-    """The metadata.generation that this was judged on."""
+    """The metadata.generation that this condition was judged on."""
     last_transition_time: Timestamp
     """When `status` last changed."""
 

@@ -81,7 +81,7 @@ class EnvVar(Model):
     """Source of the value, as in a pod."""
 
 
-# The same rules between knobs as in headrace_core.knobs.table; a contract test holds both to it.
+# The same rules between knobs as in headrace_core.knobs.table; a contract test keeps the two in step.
 _CONFIG_RULES = (
     cel(
         "!has(self.prefillChunkSize) || !has(self.maxNumBatchedTokens)"
@@ -107,7 +107,7 @@ class EngineSpec(Model):
     image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Image of the engine. Default: the operator's."""
     config: EngineKnobs = Field(default_factory=EngineKnobs, json_schema_extra=rules(*_CONFIG_RULES))
-    """Knobs that are pinned: what is not set is the default, or what tuning found."""
+    """Pinned knobs. A knob that is not set here has its default, or the value that tuning found."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = Field(
         default_factory=list, json_schema_extra=ATOMIC_LIST
     )
@@ -129,7 +129,7 @@ class GpuSpec(Model):
 
 
 class ResourcesSpec(Model):
-    """What one replica is given."""
+    """Resources of one replica."""
 
     gpu: GpuSpec | None = None
     """GPUs. Default: none, the engine runs on the CPU."""
@@ -149,13 +149,13 @@ class TemplateSpec(Model):
     affinity: PreservedObject | None = None
     """Affinity, as in a pod."""
     runtime_class_name: Text | None = None
-    """RuntimeClass."""
+    """Name of the RuntimeClass."""
     priority_class_name: Text | None = None
-    """PriorityClass."""
+    """Name of the PriorityClass."""
 
 
 class InferenceServiceSpec(Model):
-    """What is wanted."""
+    """The wanted state."""
 
     model: ModelSpec
     """Which model is served."""
@@ -166,11 +166,11 @@ class InferenceServiceSpec(Model):
     )
     """How many pods. Default: 1."""
     resources: ResourcesSpec = Field(default_factory=ResourcesSpec)
-    """What one replica is given."""
+    """Resources of one replica."""
     template: TemplateSpec = Field(default_factory=TemplateSpec)
     """Where pods may run."""
     slo: SloSpec | None = None
-    """What the service promises; it drives tuning and verdicts. Default: no promise."""
+    """What the service promises; it drives tuning and verdicts. Default: none."""
 
 
 class ServiceEndpoint(Model):
@@ -196,7 +196,7 @@ class TunedStatus(Model):
 
 
 class InferenceServiceStatus(Model):
-    """What is observed."""
+    """The observed state."""
 
     observed_generation: int | None = None
     """The metadata.generation that this status is about."""
@@ -204,17 +204,17 @@ class InferenceServiceStatus(Model):
         default_factory=list,
         json_schema_extra=list_map("type"),
     )
-    """Conditions."""
+    """Conditions; docs/reasons.md explains their types and reasons."""
     replicas: int = 0
     """Pods of the stable track."""
     ready_replicas: int = 0
-    """Those that are ready."""
+    """Pods of the stable track that are ready."""
     selector: str | None = None
     """Label selector of the pods, for /scale."""
     endpoint: ServiceEndpoint | None = None
     """Where clients reach the service."""
     template_revision: str | None = None
-    """Revision of what needs a new pod when it changes."""
+    """Revision of everything that needs a new pod when it changes."""
     config: EngineKnobs | None = None
     """Effective value of every knob."""
     revision: str | None = None
@@ -233,9 +233,9 @@ class InferenceService(CustomResource):
     api_version: Literal["headrace.dev/v1alpha1"] = API_VERSION
     kind: Literal["InferenceService"] = INFERENCE_SERVICE_KIND
     spec: InferenceServiceSpec
-    """What is wanted."""
+    """The wanted state."""
     status: InferenceServiceStatus = Field(default_factory=InferenceServiceStatus)
-    """What is observed."""
+    """The observed state."""
 
     @property
     def served_name(self) -> str:

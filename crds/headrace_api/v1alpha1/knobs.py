@@ -16,7 +16,7 @@ class KnobValues(Model):
 
     @classmethod
     def of(cls, values: Mapping[str, KnobValue]) -> Self:
-        """From snake_case names, as the engine and the knob table have them; what is not a field here is left out."""
+        """From values by snake_case name, as in the knob table; names that are not fields here are left out."""
         return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
 
     def values(self) -> dict[str, KnobValue]:
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     class HotKnobs(KnobValues):
         """The hot knobs of the table, each optional."""
 else:
-    EngineKnobs = _model("EngineKnobs", "The engine's knobs; what is not set is computed.", KNOBS)
+    EngineKnobs = _model("EngineKnobs", "The engine's knobs; one that is not set has its default.", KNOBS)
     HotKnobs = _model("HotKnobs", "The knobs that change without a restart.", HOT_KNOBS)
 
 

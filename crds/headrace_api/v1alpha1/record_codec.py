@@ -29,7 +29,7 @@ class UnreadableRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecords:
-    """All that a study wrote down, in order of number."""
+    """Everything that a study recorded; trials and windows are in order of number."""
 
     study: StudyRecord | None = None
     trials: tuple[TrialRecord, ...] = ()
@@ -43,7 +43,7 @@ class StudyRecords:
 
 
 def key_of(record: AnyRecord) -> str:
-    """Name of the record's entry."""
+    """Key of the record's entry in the ConfigMap."""
     if isinstance(record, StudyRecord):
         return names.STUDY_KEY
     if isinstance(record, TrialRecord):
@@ -57,7 +57,7 @@ def encode(record: AnyRecord) -> str:
 
 
 def decode(data: Mapping[str, str]) -> StudyRecords:
-    """Records of all entries; keys that name no record, such as the lease, are passed over."""
+    """Records of all entries; entries that are not records, such as the lease, are skipped."""
     study: list[StudyRecord] = []
     trials: list[TrialRecord] = []
     windows: list[VerificationRecord] = []
@@ -88,7 +88,7 @@ def _problem(error: ValidationError) -> str:
 
 
 def _with_counts(record: TrialRecord) -> TrialRecord:
-    """A trial in the form of before counts were kept: its attainment was not rounded, so that the count is exact."""
+    """Give a trial recorded before counts were kept its counts: exact ones, as its attainment was not rounded."""
     old = record.measures
     if old is None or old.good is not None or old.attainment is None or old.requests is None:
         return record

@@ -26,7 +26,7 @@ class RunPhase(DocEnum):
     APPLYING = "Applying", "The proposal is being applied to the service."
     CHECKING = "Checking", "The service is measured under the proposal."
     COMPLETED = "Completed", "The run has ended; see the verdict and the condition Applied."
-    FAILED = "Failed", "The run cannot go on; the message says why."
+    FAILED = "Failed", "The run cannot continue; the message says why."
 
     @property
     def terminal(self) -> bool:
@@ -40,8 +40,8 @@ class StudyVerdict(DocEnum):
     IMPROVED = "Improved", "The winner is better than the baseline by more than minEffect, beyond its interval."
     KEEP_BASELINE = "KeepBaseline", "Nothing is better than the config in force."
     NO_FEASIBLE_CONFIG = "NoFeasibleConfig", "No config met the constraints, the baseline included."
-    INCONCLUSIVE = "Inconclusive", "The interval includes both a gain and none: more blocks or more load may tell."
-    ABSTAINED = "Abstained", "Nothing could be measured honestly; the message says why."
+    INCONCLUSIVE = "Inconclusive", "The interval includes a gain and no gain; more blocks or more load may settle it."
+    ABSTAINED = "Abstained", "No valid measurement was possible; the message says why."
 
 
 class TrialState(DocEnum):
@@ -50,14 +50,14 @@ class TrialState(DocEnum):
     COMPLETE = "Complete", "Measured, within the constraints."
     INFEASIBLE = "Infeasible", "Measured outside the constraints, or refused by the engine."
     FAILED = "Failed", "The engine crashed or stopped answering under this config."
-    VOID = "Void", "Nothing can be said: a restart, a missing series, or a load generator at its own limit."
+    VOID = "Void", "The measurement is not valid: a restart, a missing series, or a load generator at its own limit."
 
 
 class TimeWindow(Model):
     """A span of time that was measured."""
 
     start: Timestamp
-    """Begin."""
+    """Start."""
     end: Timestamp
     """End."""
 
@@ -76,7 +76,7 @@ class Measures(Model):
     itl_p95: float | None = None
     """95th percentile of inter-token latency, seconds."""
     itl_p99: float | None = None
-    """99th percentile of inter-token latency, seconds: where stalls by long prompts show."""
+    """99th percentile of inter-token latency, seconds, which shows stalls caused by long prompts."""
     e2e_p95: float | None = None
     """95th percentile of arrival to last token, seconds."""
     requests: float | None = None
@@ -86,10 +86,10 @@ class Measures(Model):
     seconds: float | None = None
     """Length of the window."""
     output_tokens: float | None = None
-    """Output tokens of these requests; in a trial, those after the last arrival included."""
+    """Output tokens of these requests; in a trial, including tokens after the last arrival."""
 
     def counts(self) -> Counts | None:
-        """The window's counts; None where it was written down without them."""
+        """The window's counts; None if it was recorded without them."""
         if self.good is None or self.requests is None or self.seconds is None:
             return None
         tokens = self.output_tokens or 0.0
@@ -97,7 +97,7 @@ class Measures(Model):
 
 
 class Candidate(Model):
-    """A config and how it did."""
+    """A config and how it performed."""
 
     knobs: HotKnobs
     """Its hot knobs."""
@@ -165,7 +165,7 @@ class StudyRecord(Model):
     """The study as a whole. Key `study.json`."""
 
     phase: RunPhase
-    """Where the Job is."""
+    """Phase that the Job is in."""
     message: str = ""
     """What it is doing, or why it ended as it did, in a sentence."""
     total: int | None = None
@@ -175,7 +175,7 @@ class StudyRecord(Model):
     best: Candidate | None = None
     """The best config so far."""
     effect: Effect | None = None
-    """Of the verification."""
+    """Effect that the verification measured."""
     verdict: StudyVerdict | None = None
     """Set when the study ends."""
     proposal: Proposal | None = None
@@ -194,11 +194,11 @@ class Half(Model):
     tokens: float = 0.0
     """Output tokens."""
     seconds: float | None = None
-    """Length; absent in records of before it was kept."""
+    """Length; absent in older records."""
 
     @classmethod
     def of(cls, counts: Counts) -> Self:
-        """The form of the records."""
+        """One half from its counts."""
         return cls(
             good=counts.good, requests=counts.requests, tokens=counts.output_tokens, seconds=counts.seconds
         )  # fmt: skip
@@ -210,7 +210,7 @@ class VerificationRecord(Model):
     number: int = Field(ge=0)
     """Counts from 0."""
     winner: bool
-    """Whether the candidate was measured, or the baseline."""
+    """True if the winner was measured, false if the baseline was."""
     knobs: HotKnobs
     """What was measured."""
     seed: int

@@ -38,7 +38,7 @@ def _range_rules() -> list[dict[str, JsonValue]]:
     names = ", ".join(f"'{knob.camel}'" for knob in _NUMBERS)
     whole = ", ".join(f"'{knob.camel}'" for knob in _NUMBERS if knob.kind is KnobKind.INT)
     return [
-        # The items of `choices` have no one type, so CEL knows that list only dynamically.
+        # The items of `choices` have no single type, so CEL reaches that list only through dyn().
         cel("has(self.min) != has(dyn(self).choices)", "set exactly one of min and max, or choices"),
         cel("has(self.min) == has(self.max)", "min and max go together: set both, or neither and give choices"),
         cel("!has(self.min) || !has(self.max) || self.min < self.max", "min must be less than max"),

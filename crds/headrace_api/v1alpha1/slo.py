@@ -16,9 +16,9 @@ class LatencyTarget(Model):
     """One latency threshold."""
 
     percentile: Percentile = 99.0
-    """Percentile of one request's own values that must meet the threshold, above 0 and below 100: of itl, its gaps
-    between tokens. ttft, tpot and e2e have one value a request, so there it changes nothing; what share of requests
-    must be good is `attainment`. Default: 99."""
+    """Percentile of one request's values that must meet the threshold, above 0 and below 100. It matters for itl,
+    whose values are the gaps between tokens; ttft, tpot and e2e have one value per request. The share of requests
+    that must be good is `attainment`. Default: 99."""
     threshold: Duration
     """Longest time allowed, such as 800ms."""
 
@@ -54,7 +54,7 @@ class SloSpec(Model):
     attainment: Annotated[float, Strict(), Field(gt=0, le=1)] = 0.99
     """Share of requests that must be good, above 0, at most 1. Default: 0.99."""
     min_requests: Annotated[int, Strict(), Field(ge=1, le=1_000_000_000)] = 100
-    """Requests below which nothing is decided. Default: 100."""
+    """With fewer requests than this, nothing is decided. Default: 100."""
     window: Duration = "5m"
     """Time over which the share is taken. Default: 5m."""
 

@@ -45,7 +45,7 @@ MAX_TRIAL_LOG = 50
 
 
 class Objective(StrEnum):
-    """What a better config has more of."""
+    """What the search maximises."""
 
     GOODPUT = "Goodput"
     THROUGHPUT = "Throughput"
@@ -66,7 +66,7 @@ class TargetKind(StrEnum):
 
 
 class ApplyPolicy(StrEnum):
-    """What happens with a proposal."""
+    """What happens to a proposal."""
 
     NEVER = "Never"
     PROPOSE = "Propose"
@@ -74,18 +74,18 @@ class ApplyPolicy(StrEnum):
 
 
 class RolloutPhase(DocEnum):
-    """Where the application of a proposal is."""
+    """How far the rollout of a proposal has got."""
 
     MEASURING_BEFORE = "MeasuringBefore", "The service is measured under the old knobs."
     APPLYING = "Applying", "The engines are being changed."
     MEASURING_AFTER = "MeasuringAfter", "The service is measured under the new knobs."
-    KEPT = "Kept", "The new knobs stay: better beyond the interval."
-    ROLLED_BACK = "RolledBack", "The old knobs are back: not better beyond the interval."
-    FAILED = "Failed", "The application could not be finished; the message says why. The old knobs are in force."
+    KEPT = "Kept", "The new knobs stay: they proved better, beyond the interval."
+    ROLLED_BACK = "RolledBack", "The old knobs are back: the new ones did not prove better beyond the interval."
+    FAILED = "Failed", "The rollout could not be finished; the message says why. The old knobs are in force."
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the rollout has ended."""
         return self in (RolloutPhase.KEPT, RolloutPhase.ROLLED_BACK, RolloutPhase.FAILED)
 
 
@@ -115,7 +115,7 @@ class BudgetSpec(Model):
     )
 
     trials: Annotated[int, Strict(), Field(ge=1, le=10_000)] | None = None
-    """Trials."""
+    """Number of trials."""
     duration: Duration | None = None
     """Time, such as 30m."""
 
@@ -132,7 +132,7 @@ class BudgetSpec(Model):
 
 
 class VerificationSpec(Model):
-    """How sure one must be that the winner is better."""
+    """How sure the study must be that the winner is better."""
 
     blocks: Annotated[int, Strict(), Field(ge=2, le=100)] = 4
     """Pairs of windows, baseline and winner, on fresh seeds. Default: 4."""
@@ -170,7 +170,7 @@ class TuningRunSpec(Model):
         max_length=16,
         json_schema_extra=list_map("name"),
     )
-    """Knobs that are searched; each once."""
+    """Knobs that are searched; each may appear once."""
     override_pinned: bool = False
     """Whether a proposal may override what the service's spec.engine.config pins. Default: false."""
     sampler: SamplerSpec = Field(default_factory=SamplerSpec)
@@ -180,11 +180,11 @@ class TuningRunSpec(Model):
     workload: WorkloadSpec
     """The load under which configs are compared."""
     target: TargetKind = TargetKind.SHADOW
-    """Where configs are tried: on a trial pod of its own. Default: Shadow."""
+    """Where configs are tried: on a separate trial pod. Default: Shadow."""
     verification: VerificationSpec = Field(default_factory=VerificationSpec)
-    """How sure one must be that the winner is better."""
+    """How sure the study must be that the winner is better."""
     apply: ApplyPolicy = ApplyPolicy.PROPOSE
-    """What happens with a proposal. Default: Propose."""
+    """What happens to a proposal. Default: Propose."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -196,10 +196,10 @@ class TuningRunSpec(Model):
 
 
 class TrialCounts(Model):
-    """How many trials."""
+    """Counts of trials."""
 
     done: int = 0
-    """Ended, whichever way."""
+    """Trials that have ended, in any state."""
     failed: int = 0
     """Of those, failed or void."""
     total: int | None = None
@@ -221,7 +221,7 @@ class RolloutPod(Model):
     uid: str
     """Its uid: a restarted pod keeps it, a new one does not."""
     started_at: Timestamp | None = None
-    """When its engine started; unchanged by the application."""
+    """When its engine started; unchanged by the rollout."""
     from_generation: int | None = None
     """Config generation before."""
     to_generation: int | None = None
@@ -229,7 +229,7 @@ class RolloutPod(Model):
 
 
 class RolloutStatus(Model):
-    """Application of the proposal to the service."""
+    """Rollout of the proposal to the service."""
 
     phase: RolloutPhase
     """Where it is."""
@@ -248,7 +248,7 @@ class RolloutStatus(Model):
 
 
 class TuningRunStatus(Model):
-    """What is observed."""
+    """The observed state."""
 
     observed_generation: int | None = None
     """The metadata.generation that this status is about."""
@@ -260,9 +260,9 @@ class TuningRunStatus(Model):
         default_factory=list,
         json_schema_extra=list_map("type"),
     )
-    """Conditions."""
+    """Conditions; docs/reasons.md explains their types and reasons."""
     trials: TrialCounts | None = None
-    """How many trials."""
+    """Counts of trials."""
     baseline: Candidate | None = None
     """The config in force before."""
     best: Candidate | None = None
@@ -276,7 +276,7 @@ class TuningRunStatus(Model):
     trial_log: list[TrialSummary] = Field(default_factory=list, max_length=MAX_TRIAL_LOG, json_schema_extra=ATOMIC_LIST)
     """The last 50 trials."""
     rollout: RolloutStatus | None = None
-    """Application of the proposal to the service."""
+    """Rollout of the proposal to the service."""
 
 
 class TuningRun(CustomResource):
@@ -291,4 +291,4 @@ class TuningRun(CustomResource):
     spec: TuningRunSpec
     """What is searched."""
     status: TuningRunStatus = Field(default_factory=TuningRunStatus)
-    """What is observed."""
+    """The observed state."""

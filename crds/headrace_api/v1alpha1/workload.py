@@ -60,7 +60,7 @@ class WorkloadSpec(Model):
     duration: Duration = "20s"
     """Length of one measured window. Default: 20s."""
     warmup: Duration = "3s"
-    """Load before each window that is not counted. Default: 3s."""
+    """Load before each window, which is not counted. Default: 3s."""
     prompt_tokens: PromptSpec
     """Lengths of prompts."""
     output_tokens: LengthSpec

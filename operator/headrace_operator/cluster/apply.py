@@ -1,4 +1,4 @@
-"""Desired objects into the cluster: a pure plan of what to apply, and the writer that carries it out."""
+"""Brings desired objects into the cluster: a pure plan of what to apply, and the writer that carries it out."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ROOT = "(object)"
 Ref = tuple[str, str]  # kind, name
 Body = Mapping[str, Any]
 
-# Written once and never read: the operator has no right to read Secrets, and asks for none that it can do without.
+# Written once and never read: the operator has no right to read Secrets, and asks for no right that it can do without.
 BLIND_KINDS = frozenset({"Secret", "ServiceAccount", "Role", "RoleBinding"})
-BLIND_SECONDS = 600.0  # after which such an object is applied again, in case somebody removed it
-# Its pod template cannot change, and it must not run twice.
+BLIND_SECONDS = 600.0  # after which such an object is applied again, in case someone removed it
+# A Job's pod template cannot change, and a Job must not run twice.
 CREATE_ONLY_KINDS = frozenset({"Job"})
 
 
@@ -31,7 +31,7 @@ CREATE_ONLY_KINDS = frozenset({"Job"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyPlan:
-    """`apply` in order, `why` one line each; `conflicts` are names that belong to somebody else."""
+    """Objects to apply in order, with one line each in `why`; `conflicts` are sentences about names already taken."""
 
     apply: tuple[dict[str, Any], ...] = ()
     why: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ def ref_of(body: Body) -> Ref:
 
 
 def stamped(body: Body) -> dict[str, Any]:
-    """`body` with the digest of itself as an annotation: a key that was dropped from desired shows by it."""
+    """`body` with its own digest as an annotation, which shows when a field was dropped from the desired object."""
     metadata = body["metadata"]
     annotations = {**metadata.get("annotations", {}), HASH_ANNOTATION: digest(body)}
     return {**body, "metadata": {**metadata, "annotations": annotations}}
 
 
 def make_plan(desired: Iterable[Body], observed: Mapping[Ref, Body]) -> ApplyPlan:
-    """What to apply so that `observed` becomes `desired`. Objects that nobody asked for are not touched."""
+    """What to apply so that `observed` becomes `desired`. Objects that are not desired are not touched."""
     apply, why, conflicts = [], [], []
     for body in desired:
         there = observed.get(ref_of(body))
@@ -66,7 +66,7 @@ def make_plan(desired: Iterable[Body], observed: Mapping[Ref, Body]) -> ApplyPla
 
 
 def same_owner(body: Body, there: Body) -> bool:
-    """Whether the object that is there is controlled by the owner that `body` names."""
+    """Whether the existing object `there` has the controller that `body` names; true if `body` names none."""
     wanted = _controller(body)
     return wanted is None or wanted == _controller(there)
 
@@ -79,7 +79,7 @@ def _controller(body: Body) -> str | None:
 def _conflict(body: Body, there: Body) -> str:
     kind, name = ref_of(body)
     owners = there["metadata"].get("ownerReferences") or ()
-    whose = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "nobody"
+    whose = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "no owner"
     return f"{kind} {name} exists and belongs to {whose}, not to this object; delete it or choose another name"
 
 
@@ -87,16 +87,16 @@ def _reason(body: Body, there: Body | None) -> str:
     if there is None:
         return "does not exist"
     if there["metadata"].get("deletionTimestamp") or body["kind"] in CREATE_ONLY_KINDS:
-        return ""  # a name that is being deleted cannot be taken over; its DELETED event brings us back
+        return ""  # an object being deleted cannot be replaced yet; its DELETED event starts another pass
     annotations = there["metadata"].get("annotations") or {}
     if annotations.get(HASH_ANNOTATION) != digest(body):
-        return "is of another version"
+        return "is from another version"
     where = difference(body, there)
-    return f"was changed by somebody else at {where}" if where else ""
+    return f"was changed by someone else at {where}" if where else ""
 
 
 def difference(wanted: Any, there: Any, path: str = "") -> str:
-    """Where `there` lacks something of `wanted`, or an empty string. What only `there` has is not ours to judge."""
+    """Path where `there` differs from `wanted`, or an empty string. Fields that only `there` has are ignored."""
     if isinstance(wanted, Mapping):
         return _mapping_difference(wanted, there, path)
     if isinstance(wanted, list):
@@ -135,7 +135,7 @@ def _list_difference(wanted: list[Any], there: Any, path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """How it went. `conflict` and `error` are sentences, empty when there was none."""
+    """Result of a write: how many objects it wrote. `conflict` and `error` are sentences, empty if there was none."""
 
     wrote: int = 0
     conflict: str = ""
@@ -143,7 +143,7 @@ class Written:
 
 
 class Writer:
-    """Applies desired objects: looks before the first write, applies in order, remembers what it may not read."""
+    """Applies desired objects: checks who owns a name before the first write, and remembers what it may not read."""
 
     def __init__(self, kube: KubeApi, cache: Cache, *, clock: Callable[[], float]) -> None:
         self._kube = kube
@@ -152,7 +152,7 @@ class Writer:
         self._blind: dict[tuple[str, str, str], tuple[str, float]] = {}
 
     async def bring(self, desired: Sequence[Body], *, distrust: bool = False) -> Written:
-        """Make the cluster have `desired`. `distrust`: apply also what is written blindly, since a pod misses it."""
+        """Apply `desired` where the cluster differs. `distrust`: even objects it cannot read, since a pod lacks one."""
         observed = {ref_of(body): there for body in desired if (there := self._observe(body, distrust)) is not None}
         plan = make_plan(desired, observed)
         if plan.conflicts:
@@ -168,7 +168,7 @@ class Writer:
         return Written(wrote=len(plan.apply))
 
     def forget(self, namespace: str, objects: Iterable[Ref]) -> None:
-        """Objects that are gone with their owner."""
+        """Forget objects that were deleted with their owner."""
         for kind, name in objects:
             self._blind.pop((namespace, kind, name), None)
 
@@ -189,7 +189,7 @@ class Writer:
         if kind in BLIND_KINDS:
             return await self._apply_blind(body)
         if new:
-            # The cache holds only objects with our label: a stranger of the same name must not be taken over.
+            # The cache holds only objects with our label: one of the same name may belong to someone else.
             there = await self._kube.get(resource_of(body), name, namespace)
             if there is not None and not same_owner(body, there):
                 return f"{kind} {name} exists and is not this object's; delete it or choose another name"
@@ -200,7 +200,7 @@ class Writer:
         kind, name = ref_of(body)
         key = (body["metadata"]["namespace"], kind, name)
         try:
-            # Without force: a value that somebody else set is a conflict, not ours to overwrite.
+            # Without force: a value that someone else set is a conflict, not ours to overwrite.
             await self._kube.apply(body, field_manager=OPERATOR_MANAGER, force=False)
         except Conflict as error:
             return f"{kind} {name} exists with other content: {error}; delete it or choose another name"

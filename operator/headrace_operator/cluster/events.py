@@ -1,4 +1,4 @@
-"""Events on our objects. An event's name is made from its content, so the same one is never posted twice."""
+"""Events on our objects. An event's name is made from its content, so the same event is never posted twice."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class EventPoster:
         self._clock = clock
 
     async def conditions(self, body: Mapping[str, Any], changed: Iterable[Condition]) -> None:
-        """Post `changed` conditions of `body`."""
+        """Post an event on `body` for each of the `changed` conditions."""
         for item in changed:
             try:
                 await self._kube.create(condition_event(body, item, now=self._clock()))
             except Conflict:
-                continue  # posted before, perhaps by the operator that ran before this one
+                continue  # posted before, perhaps by the previous operator process
             except KubeError as error:
                 LOG.warning("an event could not be posted: %s", error)
 
 
 def condition_event(body: Mapping[str, Any], item: Condition, *, now: datetime) -> dict[str, Any]:
-    """Event of one condition. A bad state that is not just a beginning is a Warning."""
+    """The Event of one condition, as Kubernetes JSON; a Warning if `is_warning` says so."""
     metadata = body["metadata"]
     since = item.last_transition_time.isoformat()
     identity = digest([metadata["uid"], item.type, item.status.value, item.reason, since])
@@ -64,7 +64,7 @@ def condition_event(body: Mapping[str, Any], item: Condition, *, now: datetime) 
     }
 
 
-# What is only a beginning, or as somebody wants it.
+# Reasons that belong to a normal start, or that the spec asks for.
 _WAITING = frozenset(
     {
         Reason.PODS_PENDING,
@@ -86,7 +86,7 @@ _STOPPED = frozenset({Reason.DEADLINE_EXCEEDED, Reason.API_ERROR})
 
 
 def is_warning(item: Condition) -> bool:
-    """Whether a person should look. A reason that this release doesn't know is worth a look."""
+    """Whether a person should look at it; also true of a reason that this release doesn't know."""
     known = next((reason for reason in Reason if reason.value == item.reason), None)
     if item.status is not ConditionStatus.FALSE or known in _WAITING:
         return False

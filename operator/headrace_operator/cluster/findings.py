@@ -30,10 +30,10 @@ class Finding:
 
 
 def no(reason: Reason, message: str) -> Finding:
-    """It does not hold."""
+    """A finding that something does not hold."""
     return Finding(False, reason, message)
 
 
 def yes(reason: Reason, message: str) -> Finding:
-    """It holds."""
+    """A finding that something holds."""
     return Finding(True, reason, message)

@@ -9,13 +9,13 @@ from headrace_operator.protocols import Key
 
 
 class FreshStatus:
-    """Reads our own status writes: the cache shows them a moment later, and a stale status must not decide again."""
+    """Keeps our own status writes until the cache shows them, so that no pass decides from a stale status."""
 
     def __init__(self) -> None:
         self._written: dict[Key, tuple[frozenset[tuple[str, str]], dict[str, Any]]] = {}  # outdated versions, newest
 
     def newest(self, key: Key, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """`body`, or what we made of it since."""
+        """`body`, or the newer object that our own write made of it."""
         outdated, answer = self._written.get(key, (frozenset(), {}))
         if body is None or _version(body) not in outdated:
             self._written.pop(key, None)
@@ -23,7 +23,7 @@ class FreshStatus:
         return answer
 
     def wrote(self, key: Key, body: Mapping[str, Any], answer: dict[str, Any]) -> None:
-        """`answer` is what the API server made of a status written from `body`."""
+        """Note a status write: it was based on `body`, and `answer` is the object that the API server returned."""
         outdated, _ = self._written.get(key, (frozenset(), {}))
         if _version(answer) != _version(body):
             self._written[key] = (outdated | {_version(body)}, answer)

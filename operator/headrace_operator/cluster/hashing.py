@@ -12,7 +12,7 @@ DIGEST_LENGTH = 10  # 40 bits: two revisions of one service collide once in a mi
 
 
 def canonical(value: Any) -> str:
-    """JSON of `value` that is the same for the same value: sorted keys, no spaces."""
+    """The one canonical JSON text of `value`: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -22,7 +22,7 @@ def digest(value: Any) -> str:
 
 
 def template_revision(template: Mapping[str, Any], boot: Mapping[str, Any], *, token: str) -> str:
-    """Revision of all that needs a new process: the pod template, the boot-class config, the admin token.
+    """Revision of everything whose change needs a new process: pod template, boot-class config, admin token.
 
     The token counts since a running engine knows only the one that it was started with.
     """

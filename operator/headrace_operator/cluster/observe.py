@@ -1,4 +1,4 @@
-"""Raw objects of the API server to the few facts that decisions use. The only pure module in which raw JSON enters."""
+"""Extracts the few facts that decisions use from raw objects of the API server. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastExit:
-    """How a container ended the last time."""
+    """How a container last ended."""
 
     code: int
     reason: str  # OOMKilled, Error, Completed, ...
@@ -23,7 +23,7 @@ class LastExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """One pod with one container of ours."""
+    """Facts about one pod and its engine or tuner container."""
 
     name: str
     uid: str
@@ -36,14 +36,14 @@ class PodView:
     terminating: bool = False
     restarts: int = 0
     running: bool = False
-    waiting: str = ""  # reason for which the container waits
+    waiting: str = ""  # why the container waits: ImagePullBackOff, ...
     waiting_message: str = ""
     exited: LastExit | None = None
-    unschedulable: str = ""  # the scheduler's words
+    unschedulable: str = ""  # the scheduler's message
 
     @property
     def identity(self) -> tuple[str, int]:
-        """Changes with every new process of the pod."""
+        """Pod uid and restart count, which differ for every process of the pod."""
         return self.uid, self.restarts
 
     @property
@@ -54,7 +54,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentView:
-    """What the Deployment controller says."""
+    """Facts about a Deployment, from its controller."""
 
     name: str
     revision: str
@@ -66,7 +66,7 @@ class DeploymentView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """What the Job controller says."""
+    """Facts about a Job, from its controller."""
 
     name: str
     uid: str

@@ -9,19 +9,19 @@ from typing import Any
 
 from headrace_api import names
 
-DEADLINE_MARGIN = 120  # seconds for scheduling and pulling, beside the engine's own start
+DEADLINE_MARGIN = 120  # seconds for scheduling and pulling, on top of the engine's own start
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """One owner."""
+    """Builder of one owner's objects; `owner` is its ownerReference."""
 
     namespace: str
     labels: Mapping[str, str]
     owner: Mapping[str, Any]
 
     def make(self, api_version: str, kind: str, name: str, **content: Any) -> dict[str, Any]:
-        """Any object."""
+        """An object of any kind; `content` holds its fields besides the metadata."""
         metadata = {
             "name": name,
             "namespace": self.namespace,
@@ -53,7 +53,7 @@ class Owned:
         strategy: Mapping[str, Any],
         startup_seconds: int,
     ) -> dict[str, Any]:
-        """Deployment of engine pods. The selector is immutable, hence only identity and no revision is in it."""
+        """Deployment of engine pods. The selector is immutable, so it holds only identity labels, no revision."""
         spec = {
             "replicas": replicas,
             "selector": {"matchLabels": dict(selector)},

@@ -1,7 +1,7 @@
-"""What the operator needs of an engine, whatever its kind.
+"""What the operator needs from an engine, whatever its kind.
 
-An `EngineDefinition` is pure: how a pod runs the engine, which knobs it has, how its config is written, how its end is
-read. An `EngineApi` calls engines that run; reading and changing their config is optional (`LiveConfigApi`).
+An `EngineDefinition` is pure: how a pod runs the engine, which knobs it has, how its config is written, why it
+exited. An `EngineApi` calls running engines; reading and changing their config is optional (`LiveConfigApi`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SloThresholds = Mapping[str, float | None]
 class WantedConfig:
     """The config that a service's engines should have.
 
-    `values` are the knobs that somebody set, by snake_case name; the engine computes the others by its device.
+    `values` are the knobs that were set, by snake_case name; the engine computes the others for its device.
     `ceilings` are the boot values of knobs that are hot only up to them.
     """
 
@@ -37,7 +37,7 @@ class WantedConfig:
     def config(self, device: str | None = None) -> EngineConfig:
         """Every knob's value on `device` (`cpu`, `cuda`); by default the one that the spec asks for.
 
-        A pretend GPU is a CPU in the engine's eyes, so what an engine reports decides what its defaults are.
+        To an engine a pretend GPU is a CPU, so its defaults follow the device that it reports.
         Raises `ConfigError`.
         """
         return resolve(self.values, device=device or ("cuda" if self.on_gpu else "cpu"), ceilings=self.ceilings)
@@ -49,7 +49,7 @@ class WantedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLaunch:
-    """What one engine container is to run. `config_map` and `admin_secret` are names of objects beside it."""
+    """What one engine container is to run. `config_map` and `admin_secret` are names of objects in its namespace."""
 
     model: str  # path or hub id
     model_revision: str | None
@@ -60,7 +60,7 @@ class EngineLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContainer:
-    """The engine's part of a pod, as Kubernetes JSON. `env` may not be overridden; `volumes` are the pod's."""
+    """The engine's part of a pod, as Kubernetes JSON. Users must not override `env`; `volumes` are the pod's."""
 
     command: list[str]
     env: list[dict[str, Any]]
@@ -82,10 +82,10 @@ class EngineDefinition(Protocol):
         """How long a process may take to load a model before it is replaced."""
 
     def image(self, images: Images) -> str:
-        """The image, where the spec names none."""
+        """The image to run if the spec names none."""
 
     def container(self, launch: EngineLaunch) -> EngineContainer:
-        """How a pod runs it."""
+        """The container that runs it."""
 
     def service_ports(self) -> list[dict[str, Any]]:
         """Ports of a Service in front of its pods."""
@@ -103,23 +103,23 @@ class EngineDefinition(Protocol):
         """Values that some hot knobs cannot exceed while a process runs, given what the spec pins."""
 
     def boot_values(self, wanted: WantedConfig) -> dict[str, object]:
-        """What a process reads only when it starts: another value needs another process."""
+        """Values that a process reads only when it starts: changing one needs a new process."""
 
     def config_data(self, wanted: WantedConfig) -> dict[str, str]:
         """Data of the ConfigMap that a process reads when it starts."""
 
     def config_values(self, data: Mapping[str, str]) -> dict[str, KnobValue]:
-        """The `values` that `config_data` was made of."""
+        """The `values` from which `config_data` was made."""
 
     def exit(self, ended: LastExit) -> EngineExit:
-        """Why its process ended, from what the kubelet kept of it."""
+        """Why its process ended, from the container state that the kubelet kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningEngine:
-    """What one engine process says of itself; (`started_at`, `generation`) identifies the config in force.
+    """What one engine process reports; (`started_at`, `generation`) identifies the config in force.
 
-    `config` by snake_case name, with what the engine computed. `started_at` in Unix seconds.
+    `config` is by snake_case name and includes computed values. `started_at` in Unix seconds.
     """
 
     generation: int
@@ -134,17 +134,17 @@ class RunningEngine:
 
 @dataclass(frozen=True, slots=True)
 class SloChange:
-    """Another SLO set; None: none any more."""
+    """A new SLO set, or None to remove it."""
 
     slo: SloThresholds | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigChange:
-    """Hot knobs to set and the revision that they make, if the generation is still the given one. All or nothing."""
+    """Hot knobs to set and the revision they make; applied as a whole, if the generation is still `if_generation`."""
 
     knobs: Mapping[str, KnobValue]
-    slo: SloChange | None  # None: stays as it is
+    slo: SloChange | None  # None: leave it as it is
     revision: str
     if_generation: int
 
@@ -166,7 +166,7 @@ class LiveConfigApi(Protocol):
         """Config in force. Raises `EngineCallError`."""
 
     async def change(self, address: str, change: ConfigChange, *, token: str) -> RunningEngine:
-        """Change it between two steps. Raises `EngineCallError` or one of its kinds."""
+        """Change the config between two steps. Raises `EngineCallError` or a subclass of it."""
 
 
 class EngineApi(Protocol):
@@ -174,7 +174,7 @@ class EngineApi(Protocol):
 
     @property
     def live(self) -> LiveConfigApi | None:
-        """None: what a process started with is in force until it ends."""
+        """None if a process keeps the config that it started with until it ends."""
 
     async def one_token(self, url: str, *, model: str) -> None:
-        """Prove that it serves: generate one token through a base URL. Raises `EngineCallError`."""
+        """Prove that the engine serves: generate one token through a base URL. Raises `EngineCallError`."""

@@ -39,7 +39,7 @@ class HeadraceEngine:
         return service_ports()
 
     def url(self, address: str) -> str:
-        """By address: a cluster need not have DNS, and a pod's resolver need not know a new Service yet."""
+        """By IP address: a cluster may have no DNS, and a pod's resolver may not know a new Service yet."""
         host = f"[{address}]" if ":" in address else address
         return f"http://{host}:{names.HTTP_PORT}"
 
@@ -81,7 +81,7 @@ class HeadraceEngine:
         return dict(json.loads(data[names.CONFIG_KEY])["config"])
 
     def exit(self, ended: LastExit) -> EngineExit:
-        """What the engine wrote into its termination log; if it could not, the last line of its log."""
+        """What the engine wrote into its termination log; if it wrote nothing there, the last line of its log."""
         written = read_engine_exit(ended.message)
         if written is not None:
             return written

@@ -55,7 +55,7 @@ class HeadraceApi:
 
 
 def running_engine(state: EngineState) -> RunningEngine:
-    """The admin port's answer in the terms of every kind."""
+    """The admin port's answer in the form that all kinds of engine share."""
     rows = {str(row["name"]): state.ceiling(str(row["name"])) for row in state.knobs}
     return RunningEngine(
         generation=state.generation,

@@ -7,7 +7,7 @@ from typing import Any
 from headrace_api import names
 from headrace_operator.engines.base import EngineContainer, EngineLaunch
 
-STARTUP_SECONDS = 1800  # a large model loads for many minutes; killing it then starts the load again
+STARTUP_SECONDS = 1800  # a large model loads for many minutes; killing it would only restart the load
 _PORTS = ((names.HTTP_PORT_NAME, names.HTTP_PORT), (names.ADMIN_PORT_NAME, names.ADMIN_PORT))
 
 

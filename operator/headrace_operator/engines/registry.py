@@ -16,5 +16,5 @@ DEFINITIONS: Mapping[EngineKind, EngineDefinition] = MappingProxyType({EngineKin
 
 
 def engine_apis(session: aiohttp.ClientSession) -> dict[EngineKind, EngineApi]:
-    """What calls the engines of each kind."""
+    """The client for running engines of each kind."""
     return {EngineKind.HEADRACE: HeadraceApi(session)}

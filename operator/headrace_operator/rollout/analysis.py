@@ -1,4 +1,4 @@
-"""What a window's reading is, and what the comparison of two says in words. Pure; the statistics are core's."""
+"""The outcomes of reading a window, and the comparison of two in a sentence. Pure; the statistics are core's."""
 
 from __future__ import annotations
 

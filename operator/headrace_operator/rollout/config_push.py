@@ -1,7 +1,7 @@
 """Bring running engines to the wanted hot knobs and SLO set, in place: read, compare, change, remember.
 
-A change in the spec reaches every ready pod at once. (The canary, which changes a slice first and judges it, comes
-with its own issue; a TuningRun's proposal is judged already, by `rollout`.)
+A change in the spec reaches every ready pod at once: there is no canary for it. (A TuningRun's proposal is judged by
+`rollout.machine`.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace_operator.engines.base import (
 )
 
 LOG = logging.getLogger(__name__)
-DRIFT_SECONDS = 60.0  # how old a look at an engine may be that is known to be right
+DRIFT_SECONDS = 60.0  # how long an engine seen with the right config is not asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ConfigPush:
     ) -> dict[str, EngineProbe]:
         """Compare each ready pod with `wanted` and change what differs. By pod uid.
 
-        Engines that cannot be reconfigured have in force what they started with: another config is another pod.
+        Engines that cannot be reconfigured keep the config that they started with: a new config needs a new pod.
         """
         ready = [pod for pod in pods if pod.ready and pod.ip and not pod.terminating]
         live = engines.live
@@ -76,7 +76,7 @@ class ConfigPush:
             problems = "; ".join(str(problem) for problem in error.problems)
             return EngineProbe(state=last, refused=f"the engine refuses the config: {problems or error}")
         except EngineCallError as error:
-            # One unanswered look does not undo what was seen to be right.
+            # One unanswered call does not undo what was seen in force.
             return EngineProbe(state=last, in_force=confirmed, unreachable=str(error))
         stale = boot_difference(state, wanted)
         if stale:
@@ -94,7 +94,7 @@ class ConfigPush:
 
 
 def change_to(state: RunningEngine, wanted: WantedConfig) -> ConfigChange | None:
-    """What to change so that an engine in `state` has what is wanted; None: nothing. Raises `ConfigError`."""
+    """The change that brings an engine in `state` to `wanted`, or None if nothing differs. Raises `ConfigError`."""
     hot = wanted.hot(state.device)
     knobs = {name: value for name, value in hot.items() if state.config.get(name) != value}
     slo = None if _meaning(state.slo) == _meaning(wanted.slo) else SloChange(wanted.slo)
@@ -104,12 +104,12 @@ def change_to(state: RunningEngine, wanted: WantedConfig) -> ConfigChange | None
 
 
 def boot_difference(state: RunningEngine, wanted: WantedConfig) -> str:
-    """What the process should have read at its start and did not, or an empty string."""
+    """A ceiling that the process should have read when it started but did not, or an empty string."""
     other = (name for name, value in wanted.ceilings.items() if state.ceilings.get(name, value) != value)
     return next((f"ceiling of {name}" for name in other), "")
 
 
 def _meaning(slo: SloThresholds | None) -> dict[str, float]:
     values = {name: value for name, value in (slo or {}).items() if value is not None}
-    # Without a threshold for it, its percentile says nothing.
+    # Without an ITL threshold, the percentile of ITL means nothing.
     return values if "itl_seconds" in values else {name: values[name] for name in values if name != "itl_percentile"}

@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
-    """A run's proposal for a service. `wanted` is the service's config now, `token` that of its admin ports."""
+    """A run's proposal for a service. `wanted` is the service's current config, `token` that of its admin ports."""
 
     run: TuningRun
     service: InferenceService
@@ -47,7 +47,7 @@ class RolloutRequest:
 
     @property
     def namespace(self) -> str:
-        """Of both."""
+        """Namespace of the run and of the service."""
         return self.run.metadata.namespace or ""
 
 
@@ -60,12 +60,12 @@ class RolloutAdvance:
 
     @property
     def after(self) -> float | None:
-        """Seconds until the next step is due; None: it was the last."""
+        """Seconds until the next step is due; None after the last one."""
         return None if self.status.phase.terminal else machine.POLL_SECONDS
 
 
 class RolloutController:
-    """One per operator."""
+    """Starts rollouts and moves them on, one step a call. There is one per operator."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RolloutController:
         self._now = now
 
     def active(self, namespace: str, service: str) -> ActiveRevision | None:
-        """The proposal in force on a service. One that cannot be read is not used."""
+        """The proposal in force on a service, or None. A record that cannot be read is logged and not used."""
         name = names.tuned_config_map(service)
         try:
             return read_active_revision(self._cache.child("ConfigMap", namespace, name))
@@ -92,7 +92,7 @@ class RolloutController:
             return None
 
     async def restore_abandoned(self, service: InferenceService, active: ActiveRevision | None) -> Written | None:
-        """Go back to before a proposal that its run will never judge. None: there is no such proposal."""
+        """Restore what was in force before a proposal whose run is gone and cannot judge it; None if there is none."""
         if active is None or not self._abandoned(service, active):
             return None
         LOG.warning(
@@ -101,7 +101,7 @@ class RolloutController:
         return await self._activate(service, active.before())
 
     async def advance(self, request: RolloutRequest) -> RolloutAdvance:
-        """One step of a proposal's way into production."""
+        """Take one step of a rollout, and begin it if it has not begun."""
         scene = await self._scene(request)
         status = request.run.status.rollout
         if status is None:
@@ -112,13 +112,13 @@ class RolloutController:
         query = machine.window(status, scene)
         if query is not None:
             reading = await self._metrics.read(query, now=self._now())
-            # Reading may wait for a scrape: what is known of the engines is a moment old by then.
+            # Reading may wait for a scrape, so what is known about the engines is fetched again.
             scene = replace(await self._scene(request), reading=reading)
         step = machine.step(status, scene)
         if step.write:
             written = await self._activate(request.service, step.tuned)
             if written.error or written.conflict:
-                LOG.warning("the proposal's record was not written, the step is taken again: %s", written)
+                LOG.warning("the proposal's record was not written; the step will be repeated: %s", written)
                 return RolloutAdvance(status)
         return RolloutAdvance(step.status, moved=step.write)
 

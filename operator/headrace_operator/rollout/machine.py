@@ -1,11 +1,11 @@
-"""A proposal's way into production, in place: measure, apply, measure again, keep or restore. A pure state machine.
+"""The rollout of a proposal, in place: measure, apply, measure again, keep or restore. A pure state machine.
 
     MeasuringBefore -> Applying -> MeasuringAfter -> Kept | RolledBack | Failed
 
-What is wanted is decided by one object, ConfigMap NAME-tuned: absent or another run's, the old knobs; ours and
-Checking, the proposal on trial; ours and Kept, the proposal. The service's reconcile brings the engines to it. This
-machine only says what to write there and what to write into the status, always in that order, so a kill between the
-two writes is seen on the next pass: each phase says what an already written decision means.
+One object, ConfigMap NAME-tuned, decides which knobs are wanted. If it is absent or belongs to another run, the old
+ones; if it is ours, the proposal, which is on trial (Checking) or there to stay (Kept). The service's reconcile brings
+the engines there. This machine only returns what to write into that object and then into the status, always in that
+order. After a kill between the two writes, the next pass finds the decision written, and each phase handles that.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from headrace_operator.rollout.analysis import (
 from headrace_operator.rollout.revisions import ActiveRevision, RevisionState
 
 APPLY_SECONDS = 60.0  # for the engines to take the proposal
-EXTENSIONS = 5  # windows' lengths that a measurement may be extended by, while requests are too few
+EXTENSIONS = 5  # window lengths by which a measurement with too few requests may be extended
 POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """One ready engine. `wanted` are the hot knobs that the service asks of it now."""
+    """One ready engine. `wanted` are the hot knobs that the service wants it to have now."""
 
     name: str
     uid: str
@@ -53,12 +53,12 @@ class ProposedChange:
     run_uid: str
     knobs: Mapping[str, KnobValue]
     override_pinned: bool
-    pinned: Mapping[str, KnobValue]  # of these knobs, what the service's spec pins
+    pinned: Mapping[str, KnobValue]  # those of these knobs that the service's spec pins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutScene:
-    """All that a step looks at."""
+    """Everything that a step decides from."""
 
     now: datetime
     namespace: str
@@ -80,7 +80,7 @@ class RolloutScene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStep:
-    """What follows: first `tuned` is written if `write`, then the status."""
+    """The result of a step: first `tuned` is written, if `write`, then the status."""
 
     status: RolloutStatus
     write: bool = False
@@ -94,7 +94,7 @@ def begin(scene: RolloutScene) -> RolloutStatus:
         phase=RolloutPhase.MEASURING_BEFORE,
         started_at=scene.now,
         phase_started_at=scene.now,
-        message="measures the service under its present knobs",
+        message="measuring the service under its current knobs",
         pods=[
             RolloutPod(name=pod.name, uid=pod.uid, started_at=pod.started_at, from_generation=pod.generation)
             for pod in pods
@@ -121,12 +121,12 @@ def window(status: RolloutStatus, scene: RolloutScene) -> WindowQuery | None:
 
 
 def settle_seconds(spec: TuningRunSpec) -> float:
-    """Time after the change, and after the queue of before has emptied, that is not counted."""
+    """Seconds that are not counted, from when the change is in force and the old queue is empty."""
     return max(spec.workload.warmup_seconds, spec.workload.duration_seconds / 2)
 
 
 def step(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
-    """One step. Nothing is lost if its status is never written: the next pass takes it again."""
+    """Take one step. If its status is never written, nothing is lost: the next pass takes the step again."""
     if status.phase is RolloutPhase.MEASURING_BEFORE:
         return _measuring_before(status, scene)
     if status.phase is RolloutPhase.APPLYING:
@@ -145,7 +145,7 @@ def _measuring_before(status: RolloutStatus, scene: RolloutScene) -> RolloutStep
         return RolloutStep(status=status)
     measured = status.model_copy(update={"before": measures(stats)})
     return RolloutStep(
-        status=_to(measured, RolloutPhase.APPLYING, scene, "applies the proposal to the running engines")
+        status=_to(measured, RolloutPhase.APPLYING, scene, "applying the proposal to the running engines")
     )
 
 
@@ -158,7 +158,7 @@ def _applying(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
     changed = [scene.pods.get(pod.uid) for pod in status.pods]
     if all(pod is not None and _has(pod, scene.proposal.knobs) for pod in changed):
         return RolloutStep(status=_draining(status, scene))
-    # It took the proposal before, and does not answer just now.
+    # Every pod took the proposal earlier, and some pod is just not answering now.
     taken = all(pod.to_generation is not None and pod.uid in scene.present for pod in status.pods)
     if late and (not taken or _drain_is_over(status, scene)):
         why = scene.service_problem or "the engines did not take it"
@@ -168,18 +168,18 @@ def _applying(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
 
 
 def _draining(status: RolloutStatus, scene: RolloutScene) -> RolloutStatus:
-    """Every engine has the proposal: note their generations, and go on once the queue of before is empty."""
+    """Every engine has the proposal: note their generations, and continue once the old queue is empty."""
     pods = [pod.model_copy(update={"to_generation": scene.pods[pod.uid].generation}) for pod in status.pods]
     applied = status.model_copy(update={"pods": pods})
     if scene.waiting != 0 and not _drain_is_over(status, scene):
-        return applied.model_copy(update={"message": "waits until the queue of before is empty"})
-    message = "the proposal is in force; measures the service again"
+        return applied.model_copy(update={"message": "waiting until the old queue is empty"})
+    message = "the proposal is in force; measuring the service again"
     return _to(applied, RolloutPhase.MEASURING_AFTER, scene, message)
 
 
 def _drain_is_over(status: RolloutStatus, scene: RolloutScene) -> bool:
-    """Whether the queue had its time to empty. What arrived under the old knobs waited under them, and would be held
-    against the new ones; a queue that never empties is the new knobs' own fault."""
+    """Whether the queue has had its time to empty. Requests that queued up under the old knobs would count against the
+    new ones; if the queue never empties, the new knobs are to blame."""
     limit = APPLY_SECONDS + EXTENSIONS * scene.spec.workload.duration_seconds
     return scene.now - _phase_start(status) > timedelta(seconds=limit)
 
@@ -205,7 +205,7 @@ def _measuring_after(status: RolloutStatus, scene: RolloutScene) -> RolloutStep:
 
 
 def _already_kept(status: RolloutStatus, scene: RolloutScene) -> RolloutStatus:
-    """The decision was written and its status lost: tell it as well as it can still be told."""
+    """The decision was written but its status was lost: report it with the numbers that can still be read."""
     if not isinstance(scene.reading, WindowMeasured):
         return _to(status, RolloutPhase.KEPT, scene, "better; the numbers were lost when the operator restarted")
     after = status.model_copy(update={"after": measures(scene.reading.stats)})
@@ -224,7 +224,7 @@ def _judge(status: RolloutStatus, scene: RolloutScene, measured: WindowStats) ->
 
 
 def _restore(status: RolloutStatus, scene: RolloutScene, why: str) -> RolloutStep:
-    """Ask for the old knobs again; the phase ends when the engines have them."""
+    """Write the old knobs back as the wanted ones; the phase ends when the engines have them."""
     return RolloutStep(status=status.model_copy(update={"message": why}), write=True, tuned=_before(scene))
 
 
@@ -247,12 +247,12 @@ def _disturbance(status: RolloutStatus, scene: RolloutScene, generations: list[i
         if facts.started_at != pod.started_at:
             return f"the engine of pod {pod.name} restarted"
         if facts.generation != generation:
-            return f"somebody else changed the config of pod {pod.name} meanwhile"
+            return f"someone else changed the config of pod {pod.name} in the meantime"
     return "" if status.pods else "no engine was ready"
 
 
 def _read(status: RolloutStatus, scene: RolloutScene) -> tuple[WindowStats | None, str]:
-    """The window's numbers; or nothing yet; or why there will be none."""
+    """The window's numbers, or why there will be none; neither if they are still to come."""
     query = window(status, scene)
     if query is None:
         return None, ""

@@ -1,4 +1,4 @@
-"""What a rollout asks of the metrics: Prometheus, or a double in tests."""
+"""The metrics that a rollout reads: from Prometheus, or from a double in tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headrace_operator.rollout.analysis import WindowReading
 
 
 class WindowMetrics(Protocol):
-    """One window of some pods, and their queues."""
+    """Reads windows and queue lengths of some pods."""
 
     async def read(self, query: WindowQuery, *, now: datetime) -> WindowReading:
-        """What the window showed, or why that cannot be said (yet)."""
+        """The window's numbers, or why there are none (yet)."""
 
     async def waiting(self, namespace: str, pods: Sequence[str]) -> float | None:
-        """Requests in the queues of some pods now, by pod name; None where that is not known."""
+        """Requests in the queues of some pods now, by pod name; None if unknown."""

@@ -1,4 +1,4 @@
-"""ConfigMap NAME-tuned: the proposal in force on a service, and what to go back to if it does not hold.
+"""ConfigMap NAME-tuned: the proposal in force on a service, and what to go back to if it is not kept.
 
 This one object decides which config is wanted; everything else follows from it. It has a proposal or none, so whenever
 the operator is killed, exactly one config is wanted when it comes back.
@@ -23,9 +23,9 @@ from headrace_operator.cluster.owned import Owned
 
 
 class RevisionState(StrEnum):
-    """How far a proposal is."""
+    """How far a proposal has got."""
 
-    CHECKING = "Checking"  # in force, compared with before; restored unless it proves better
+    CHECKING = "Checking"  # in force and compared with before; undone unless it proves better
     KEPT = "Kept"
 
 
@@ -49,7 +49,7 @@ class ActiveRevision:
         return dumped
 
     def status(self) -> TunedStatus:
-        """What the InferenceService shows of it."""
+        """Its form in the status of the InferenceService."""
         return TunedStatus(
             tuning_run=self.tuning_run,
             knobs=EngineKnobs.of(self.knobs),
@@ -59,7 +59,7 @@ class ActiveRevision:
         )
 
     def before(self) -> ActiveRevision | None:
-        """The record to go back to."""
+        """The record to go back to; None for the service's own config."""
         return None if self.restore is None else _ADAPTER.validate_python(self.restore)
 
 
@@ -67,7 +67,7 @@ _ADAPTER = TypeAdapter(ActiveRevision)
 
 
 def read_active_revision(config_map: Mapping[str, Any] | None) -> ActiveRevision | None:
-    """The proposal in force, or None. Raises ValueError for content that nobody of ours wrote."""
+    """The proposal in force, or None. Raises ValueError for content that is not a record."""
     text = ((config_map or {}).get("data") or {}).get(names.TUNED_KEY)
     if not text:
         return None

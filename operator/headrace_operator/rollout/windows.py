@@ -1,4 +1,4 @@
-"""`MetricsPort` over Prometheus: one window on the stable pods, each under one config generation."""
+"""`WindowMetrics` over Prometheus: one window over the stable pods, each at one config generation."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from headrace_operator.rollout.analysis import (
     WindowVoid,
 )
 
-WAIT_SECONDS = 1.5  # for a scrape at the window's end; a longer wait is another pass
+WAIT_SECONDS = 1.5  # for a scrape at the window's end; for a longer wait, the next pass reads again
 STALE_SECONDS = 90.0  # past the window's end without a scrape: Prometheus does not see the pods
 
 
 class PrometheusWindows:
-    """See `protocols.MetricsPort`. Without a Prometheus every window is void, and says so."""
+    """See `measurement.WindowMetrics`. Without Prometheus every window is void, and the reading says why."""
 
     def __init__(self, prometheus: Prometheus | None) -> None:
         self._prometheus = prometheus
 
     async def read(self, query: WindowQuery, *, now: datetime) -> WindowReading:
-        """What the window showed, or why that cannot be said (yet)."""
+        """The window's numbers, or why there are none (yet)."""
         if self._prometheus is None:
             return WindowVoid("the operator has no Prometheus: set prometheus.url in the chart's values")
         if now.timestamp() < query.end:
@@ -49,7 +49,7 @@ class PrometheusWindows:
         return WindowMeasured(combined(windows)) if windows else WindowVoid("no pods to measure")
 
     async def waiting(self, namespace: str, pods: Sequence[str]) -> float | None:
-        """Requests in the queues of some pods as last scraped; None where that is not known."""
+        """Requests in the queues of some pods as last scraped; None if unknown."""
         if self._prometheus is None:
             return None
         try:
@@ -77,7 +77,7 @@ class PrometheusWindows:
 
 
 def combined(windows: Sequence[WindowStats]) -> WindowStats:
-    """Pods together: counts add up, the time is the mean, a latency is that of the worst pod."""
+    """One window for all pods: counts add up, the time is the mean, each latency is the worst pod's."""
 
     def worst(values: Sequence[float]) -> float:
         return max((value for value in values if not math.isnan(value)), default=math.nan)

@@ -1,1 +1,1 @@
-"""Kopf, the work queue and its workers, the cache: what carries a change to a controller."""
+"""Kopf, the work queue and its workers, the cache: everything that carries a change to a controller."""

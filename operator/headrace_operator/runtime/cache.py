@@ -1,4 +1,4 @@
-"""`Cache` over Kopf's indexes. An index maps a key to the collection of what was indexed under it."""
+"""`Cache` over Kopf's indexes. An index maps a key to the objects indexed under it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Index = Mapping[Any, Collection[Body]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexCache:
-    """See `protocols.Cache`. The keys are those that the functions below make."""
+    """See `protocols.Cache`. The functions below make the keys."""
 
     services: Index
     runs: Index
@@ -74,7 +74,7 @@ def run_service_key(body: Body) -> tuple[str, str] | None:
 
 
 def owners(body: Body) -> dict[str, str]:
-    """Custom resources that an object of ours belongs to: kind to name."""
+    """The custom resources that one of our objects belongs to, by its labels: kind to name."""
     labels = body["metadata"].get("labels") or {}
     found = {
         names.INFERENCE_SERVICE_KIND: labels.get(names.SERVICE_LABEL),

@@ -55,7 +55,7 @@ def build_registry(connection: Connection, *, start: Start) -> kopf.OperatorRegi
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Pinned settings; aesthetics.md 3.3 says why each."""
+    """Pin Kopf's settings: time limits, no writes of its own, and watches limited to objects with our label."""
     settings.persistence.finalizer = FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=f"operator.{names.GROUP}", v1=False)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=f"operator.{names.GROUP}")

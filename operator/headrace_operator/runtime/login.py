@@ -16,7 +16,7 @@ _FOREVER = timedelta(days=365)  # the session renews itself; Kopf logs in again 
 
 
 async def log_in(connection: Connection) -> kopf.AiohttpSession:
-    """What Kopf's login handler returns. Raises `KubeconfigError`."""
+    """Sign in, and make the session that Kopf's login handler returns. Raises `KubeconfigError`."""
     credentials = await connection.credentials()
     return kopf.AiohttpSession(
         server=credentials.configuration.host,
@@ -27,7 +27,7 @@ async def log_in(connection: Connection) -> kopf.AiohttpSession:
 
 
 def session_of(connection: Connection, first: Credentials) -> aiohttp.ClientSession:
-    """A session whose every request carries the credentials of that moment; `first` are those of now."""
+    """A session that signs each request with the credentials current at that moment; `first` are those of now."""
     tls, loaded = first.ssl_context(), first.tls
 
     async def authenticate(
@@ -37,7 +37,7 @@ def session_of(connection: Connection, first: Credentials) -> aiohttp.ClientSess
         with _as_lost_connection():
             credentials = await connection.credentials()
             if credentials.tls != loaded:
-                # Connections that are open keep the old certificate: a 401 on one makes Kopf ask for a new session.
+                # Open connections keep the old certificate; a 401 on one makes Kopf ask for a new session.
                 credentials.reload(tls)
                 loaded = credentials.tls
         request.headers.update(credentials.headers())
@@ -59,7 +59,7 @@ def session_of(connection: Connection, first: Credentials) -> aiohttp.ClientSess
 
 @contextmanager
 def _as_lost_connection() -> Iterator[None]:
-    """A login that fails for the moment is, for Kopf, like a server out of reach: it tries again and does not end."""
+    """Show Kopf a failed login as a lost connection, so it tries again instead of exiting."""
     try:
         yield
     except KubeconfigError as error:

@@ -1,4 +1,4 @@
-"""What a pass over one object asks of the queue."""
+"""What the queue should do after a pass over one object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace_operator.protocols import Key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """When the key is due again, in seconds; `failed` says why it backs off instead."""
+    """`after`: seconds until the key is due again. `failed`: why the pass failed, which makes the key back off."""
 
     after: float | None = None
     failed: str = ""

@@ -1,6 +1,6 @@
 """A queue of keys: added any number of times, worked on once; never twice at once; failures come back later.
 
-The theory is Go's workqueue. A key is in `_order` (waiting), in `_working`, or in `_timers` (to be added later). A key
+The design is Go's workqueue. A key is in `_order` (waiting), in `_working`, or in `_timers` (to be added later). A key
 that is added while it is worked on is remembered in `_dirty` and waits again when its work is done, so no change is
 missed and no key has two workers. All times are the loop's, so tests run under virtual time.
 """
@@ -29,12 +29,12 @@ class Backoff:
 
 
 class WorkQueue(Generic[Key]):
-    """See the module. Use from one event loop only."""
+    """See the module's docstring. Use it from one event loop only."""
 
     def __init__(self, *, backoff: Backoff | None = None, jitter: Callable[[], float] = random.random) -> None:
         self._backoff = backoff or Backoff()
         self._jitter = jitter
-        self._order: dict[Key, float] = {}  # key -> since when it waits; a dict keeps the order of arrival
+        self._order: dict[Key, float] = {}  # key -> when it began to wait; a dict keeps the order of arrival
         self._working: dict[Key, float] = {}
         self._dirty: set[Key] = set()
         self._failures: dict[Key, int] = {}
@@ -51,7 +51,7 @@ class WorkQueue(Generic[Key]):
             self._wakeup.set()
 
     def add_after(self, key: Key, delay: float) -> None:
-        """Work on `key` after `delay` seconds, or sooner where something else asks for it."""
+        """Work on `key` after `delay` seconds, or sooner if something else asks for it."""
         if delay <= 0:
             self.add(key)
             return
@@ -67,14 +67,14 @@ class WorkQueue(Generic[Key]):
         self.add_after(key, period * (0.9 + 0.2 * self._jitter()))
 
     def retry(self, key: Key) -> float:
-        """The work on `key` failed: add it again after a growing delay, which is returned."""
+        """Work on `key` failed: add it again after a growing delay. Returns the delay in seconds."""
         self._failures[key] = self._failures.get(key, 0) + 1
         delay = self._backoff.delay(self._failures[key])
         self.add_after(key, delay)
         return delay
 
     def succeeded(self, key: Key) -> None:
-        """The work on `key` went well: the next failure is the first again."""
+        """Work on `key` succeeded: its back-off starts over."""
         self._failures.pop(key, None)
 
     def forget(self, key: Key) -> None:
@@ -94,24 +94,24 @@ class WorkQueue(Generic[Key]):
         return key
 
     def done(self, key: Key) -> None:
-        """The work on `key` is over, whichever way."""
+        """Work on `key` has ended, successfully or not."""
         self._working.pop(key, None)
         if key in self._dirty:
             self._dirty.discard(key)
             self.add(key)
 
     def close(self) -> None:
-        """Cancel what is due later."""
+        """Cancel every key that is due later."""
         for key in list(self._timers):
             self._cancel_timer(key)
 
     @property
     def depth(self) -> int:
-        """Keys that wait."""
+        """Number of keys waiting."""
         return len(self._order)
 
     def oldest(self) -> float:
-        """Seconds for which the oldest key has waited or been worked on; 0 where there is none."""
+        """Seconds for which the oldest key has waited or been worked on; 0 if there is none."""
         since = [*self._order.values(), *self._working.values()]
         return self._now() - min(since) if since else 0.0
 

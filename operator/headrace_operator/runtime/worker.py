@@ -1,4 +1,4 @@
-"""Workers over the queue: take a key, reconcile it, decide when it comes back. A worker never dies of an error."""
+"""Workers over the queue: take a key, reconcile it, decide when it comes back. An error never ends a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace_operator.runtime.work_queue import WorkQueue
 
 LOG = logging.getLogger(__name__)
 CONFLICT_SECONDS = 0.2  # by then the watch has shown what we conflicted with
-PASS_SECONDS = 120.0  # a pass that takes longer hangs
+PASS_SECONDS = 120.0  # a pass that takes longer is stuck
 STUCK_SECONDS = 300.0
 
 _CURRENT: ContextVar[Key | None] = ContextVar("object", default=None)
@@ -25,7 +25,7 @@ Reconcile = Callable[[Key], Awaitable[Requeue]]
 
 @dataclass(slots=True)
 class WorkerPool:
-    """Queue, workers, and what the liveness probe asks."""
+    """The queue, its workers, and the answer to the liveness probe."""
 
     reconcilers: Mapping[str, Reconcile]
     metrics: Metrics
@@ -34,11 +34,11 @@ class WorkerPool:
     workers: list[asyncio.Task[None]] = field(default_factory=list)
 
     def start(self, count: int) -> None:
-        """Start the workers."""
+        """Start `count` workers on the running loop."""
         self.workers = [asyncio.create_task(self._work(), name=f"worker-{number}") for number in range(count)]
 
     async def stop(self) -> None:
-        """Stop the workers; a pass that is cut off is done again by whoever starts next."""
+        """Stop the workers; the next operator process repeats a pass that is cut off."""
         self.queue.close()
         for task in self.workers:
             task.cancel()
@@ -71,14 +71,14 @@ class WorkerPool:
                 again = await self.reconcilers[key.kind](key)
         except Conflict as error:
             result = "conflict"
-            LOG.info("somebody else changed it meanwhile: %s", error)
+            LOG.info("someone else changed it in the meantime: %s", error)
             self.queue.add_after(key, CONFLICT_SECONDS)
         except (KubeError, TimeoutError) as error:
             result = "unavailable"
-            LOG.warning("%s; again in %.1f s", str(error) or "timed out", self.queue.retry(key))
+            LOG.warning("%s; retrying in %.1f s", str(error) or "timed out", self.queue.retry(key))
         except Exception:
             result = "bug"
-            LOG.exception("a bug in the operator; again in %.1f s", self.queue.retry(key))
+            LOG.exception("a bug in the operator; retrying in %.1f s", self.queue.retry(key))
         else:
             result = "failed" if again.failed else "ok"
             self._schedule(key, again)
@@ -92,7 +92,7 @@ class WorkerPool:
             self.queue.forget(key)
             return
         if again.failed:
-            LOG.warning("%s; again in %.1f s", again.failed, self.queue.retry(key))
+            LOG.warning("%s; retrying in %.1f s", again.failed, self.queue.retry(key))
             return
         self.queue.succeeded(key)
         if again.after is not None:
@@ -101,7 +101,7 @@ class WorkerPool:
 
 
 class ObjectReference(logging.Filter):
-    """Gives each log line of a pass the reference of the pass's object, as Kopf's formatter wants it."""
+    """Gives each log line of a pass the reference of the pass's object, in the form that Kopf's formatter expects."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Always lets the record through."""

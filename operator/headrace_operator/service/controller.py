@@ -48,13 +48,13 @@ from headrace_operator.service.status import (
 )
 
 LOG = logging.getLogger(__name__)
-SOON = 1.0  # seconds: engines that are still to be changed, a route that is still to carry a token
-LATER = 15.0  # seconds: what waits for a person
+SOON = 1.0  # seconds: for engines still to be changed, or a route that has not carried a token yet
+LATER = 15.0  # seconds: for problems that a person must solve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """What the spec stands for, or the finding that it stands for nothing."""
+    """What the spec asks for, or `problem` if it cannot be carried out."""
 
     config: EffectiveConfig | None = None
     objects: ServiceObjects | None = None
@@ -79,7 +79,7 @@ class ServiceController:
             self._forget(key)
             return Requeue(gone=True)
         if body["metadata"].get("deletionTimestamp"):
-            return Requeue()  # ownerReferences take the children along
+            return Requeue()  # the garbage collector deletes the children by their ownerReferences
         try:
             service = InferenceService.read(body)
         except InvalidResource as error:
@@ -153,7 +153,7 @@ class ServiceController:
         )
 
     def _fleet(self, service: InferenceService, wanted: _Wanted, deployment: DeploymentView | None) -> Fleet:
-        # Without a valid spec, what is there is judged by the revision that is there.
+        # Without a valid spec, the existing pods are judged by the existing revision.
         there = deployment.revision if deployment else ""
         return Fleet(
             pods=self._pods(service),
@@ -172,7 +172,7 @@ class ServiceController:
         return replace(fleet, probed=probed)
 
     async def _prove(self, key: Key, service: InferenceService, fleet: Fleet, address: str) -> str:
-        """Why no token came through the Service yet, or an empty string once one did from this revision's pods."""
+        """Why no token has come through the Service yet; empty once one has come from this revision's pods."""
         if not engines_ready(fleet).holds:
             return "the engines are not ready"
         if not address:
@@ -201,7 +201,7 @@ class ServiceController:
         await self._dependencies.events.conditions(body, news)
 
     async def _unreadable(self, body: Mapping[str, Any], error: InvalidResource) -> Requeue:
-        """A spec that the schema let through and the models do not: say so, touch nothing else."""
+        """Report a spec that the schema accepted and the models reject, and touch nothing else."""
         finding = no(Reason.INVALID_SPEC, "; ".join(str(problem) for problem in error.problems))
         replicas = (body.get("spec") or {}).get("replicas")
         readable = {"replicas": replicas} if isinstance(replicas, int) else {}
@@ -229,7 +229,7 @@ class ServiceController:
 
 
 def _as_is(fleet: Fleet) -> Fleet:
-    """Without a valid spec nothing is wanted of the engines that they don't have."""
+    """The fleet under no valid spec: whatever config its engines have counts as wanted."""
     return replace(fleet, probed={pod.uid: EngineProbe(in_force=True) for pod in fleet.ready})
 
 

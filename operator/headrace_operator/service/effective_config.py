@@ -1,7 +1,7 @@
 """The effective config of a service: which value each knob has, and who set it.
 
 defaults < the proposal in force < what the spec pins. A proposal wins over a pinned value only with overridePinned,
-and only as long as the pinned value is the one that it overrode: whoever edits the spec later, wins.
+and only as long as the pinned value is the one that it overrode: a later edit of the spec wins.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def effective_config(service: InferenceService, active: ActiveRevision | None) -
 
 
 def active_values(pinned: Mapping[str, KnobValue], active: ActiveRevision) -> dict[str, KnobValue]:
-    """The part of a proposal that is in force beside what the spec pins."""
+    """The part of a proposal that is in force, given what the spec pins."""
     return {
         name: value for name, value in active.knobs.items() if name not in pinned or _overrides(pinned, active, name)
     }

@@ -14,7 +14,7 @@ from headrace_operator.service.effective_config import EffectiveConfig, KnobSour
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobExplanation:
-    """One knob. `since` is a Kubernetes timestamp, empty where nobody set the knob."""
+    """One knob. `since` is a Kubernetes timestamp, empty for a default."""
 
     knob: str
     value: KnobValue
@@ -37,7 +37,7 @@ def explain_config(
     active: ActiveRevision | None,
     managed_fields: Iterable[Mapping[str, Any]],
 ) -> list[KnobExplanation]:
-    """One line a knob, in the table's order. A value that the engine computes is taken from the status."""
+    """One line per knob, in the table's order. A value that the engine computes is taken from the status."""
     fields = list(managed_fields)
     shown = service.status.config.values() if service.status.config else {}
     values = {**config.wanted.config().values(), **shown, **config.wanted.values}

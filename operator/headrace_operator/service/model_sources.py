@@ -1,4 +1,4 @@
-"""Where a model comes from, as a value: what its pod needs, and what the engine is told to serve."""
+"""Where a model comes from: what its pod needs to get it, and what the engine is told to serve."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model_source(model: ModelSpec) -> ModelSource:
     source = _SOURCES.get(scheme)
     if source is None:
         raise _refused(
-            f"spec.model.uri: {model.uri}: {scheme}:// is not served from yet; use file:///PATH for a folder that the "
+            f"spec.model.uri: {model.uri}: {scheme}:// is not supported yet; use file:///PATH for a folder that the "
             "pod sees, or hf://OWNER/NAME"
         )
     return source(model, place)

@@ -1,4 +1,4 @@
-"""InferenceService to the objects that it stands for, in the order in which they are applied."""
+"""Builds the objects of an InferenceService, in the order in which they are applied. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServiceObjects:
 def service_objects(service: InferenceService, config: WantedConfig, *, images: Images, token: str) -> ServiceObjects:
     """Children of `service`. Raises `SpecRefusedError`.
 
-    What a pod reads at its start comes before the Deployment that starts it.
+    What a pod reads when it starts comes before the Deployment that starts it.
     """
     name, engine = service.metadata.name, DEFINITIONS[service.spec.engine.kind]
     labels = names.service_labels(name)
@@ -57,8 +57,8 @@ def service_objects(service: InferenceService, config: WantedConfig, *, images: 
 def strategy(*, on_gpu: bool) -> dict[str, Any]:
     """How pods are replaced.
 
-    With GPUs one pod goes before its successor comes: a surge pod needs a GPU that may not exist, and while it is
-    unschedulable the old pod, which holds one, is never removed. Without GPUs the successor comes first.
+    With GPUs, a pod goes before its successor is made: a surge pod needs a GPU that may not exist, and while it is
+    unschedulable the old pod, which holds one, is never removed. Without GPUs, the successor comes first.
     """
     surge, unavailable = (0, 1) if on_gpu else (1, 0)
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}

@@ -1,4 +1,4 @@
-"""Pod templates, restricted by the Pod Security Standards: the engine's and the tuning Job's."""
+"""Parts of pod templates that meet the restricted Pod Security Standard: the engine's and the tuning Job's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def engine_template(
         "ports": ours.ports,
         "resources": _resources(spec.resources),
         "securityContext": container_security(),
-        # What the engine writes at its end, or its log's last lines: the kubelet copies it into the pod's status.
+        # The kubelet copies the engine's exit message, or else its last log lines, into the pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **ours.probes,
         "volumeMounts": [*ours.mounts, {"name": "tmp", "mountPath": TMP}, *source.mounts],
@@ -90,7 +90,7 @@ def _env(service: InferenceService, ours: list[Mapping[str, Any]]) -> list[Mappi
 
 
 def home_env() -> list[dict[str, Any]]:
-    """A home that can be written to, and a user name where the image's password file knows none for the uid."""
+    """A home that can be written to, and a user name in case the image's password file has none for the uid."""
     return [{"name": "HOME", "value": TMP}, {"name": "USER", "value": "headrace"}]
 
 
@@ -108,7 +108,7 @@ def _resources(resources: ResourcesSpec) -> dict[str, Any]:
 
 def _cpu(value: int | str) -> str:
     number = parse_quantity(value)
-    # The API server's own form: millicores unless whole. A finer value is rounded up, as it does.
+    # As the API server writes it: millicores unless whole. It rounds a finer value up, so this does too.
     milli = (number * 1000).to_integral_value(rounding="ROUND_CEILING")
     return format_quantity(number if number == number.to_integral_value() else Decimal(milli) / 1000)
 

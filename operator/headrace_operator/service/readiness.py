@@ -1,4 +1,4 @@
-"""Pods and engines to one finding: are the engines ready, and if not, what keeps them. Pure.
+"""One finding from pods and engines: whether the engines are ready, and if not, why. Pure.
 
 Used for the stable pods of a service and for the trial pod of a tuning run.
 """
@@ -32,17 +32,17 @@ class Fleet:
 
     @property
     def live(self) -> list[PodView]:
-        """Pods that count."""
+        """Pods that are neither terminating nor finished."""
         return [pod for pod in self.pods if not pod.terminating and not pod.finished]
 
     @property
     def current(self) -> list[PodView]:
-        """Those of the wanted revision."""
+        """Live pods of the wanted revision."""
         return [pod for pod in self.live if pod.revision == self.revision]
 
     @property
     def ready(self) -> list[PodView]:
-        """Those of the wanted revision that are ready."""
+        """Live pods of the wanted revision that are ready."""
         return [pod for pod in self.current if pod.ready]
 
     def facts(self, pod: PodView) -> EngineProbe:
@@ -60,7 +60,7 @@ def engines_ready(fleet: Fleet) -> Finding:
 
 
 def _waiting(fleet: Fleet) -> Finding:
-    # Between the Deployment's making and its first sight there is no revision yet.
+    # There is no revision until the cache shows the new Deployment.
     at = f" at revision {fleet.revision}" if fleet.revision else ""
     count = f"{len(fleet.ready)} of {fleet.replicas} pods ready{at}"
     if fleet.deployment is not None and fleet.deployment.failure:
@@ -138,7 +138,7 @@ def _config_in_force(fleet: Fleet) -> Finding:
 
 
 def devices(fleet: Fleet, *, on_gpu: bool) -> str:
-    """What the ready engines run on, in words; names a GPU that is only pretended, or that is not used."""
+    """What the ready engines run on, as a phrase that mentions a pretend GPU, or one that is not used."""
     states = [state for pod in fleet.ready if (state := fleet.facts(pod).state) is not None]
     pretended = sum(1 for state in states if state.pretend_gpu)
     if pretended:

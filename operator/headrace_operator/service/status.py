@@ -1,4 +1,4 @@
-"""What is observed of an InferenceService to its new status. Pure; the same observation gives the same status."""
+"""Makes an InferenceService's new status from what is observed. Pure; equal observations give equal statuses."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from headrace_operator.service.readiness import Fleet, devices, engines_ready
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceObservation:
-    """All that a service's status is made of."""
+    """Everything that a service's status is made of."""
 
     fleet: Fleet
     config: EffectiveConfig | None = None  # None: the spec is not valid
     spec_problem: Finding | None = None
-    conflict: str = ""  # a child's name belongs to somebody else
+    conflict: str = ""  # the name of a child is taken by another owner's object
     api_error: str = ""
     cluster_ip: str = ""
     routable: bool = False  # a token came through the Service, from an engine of this revision
@@ -37,7 +37,7 @@ class ServiceObservation:
 
 
 def service_status(service: InferenceService, seen: ServiceObservation, *, now: datetime) -> InferenceServiceStatus:
-    """New status. Where the spec is not valid, what was last in force stays in it."""
+    """The new status. If the spec is not valid, it keeps the config that was last in force."""
     old = service.status
     findings = _findings(seen)
     generation = service.metadata.generation or 0
@@ -69,7 +69,7 @@ def shown_config(config: WantedConfig, engine: RunningEngine | None) -> EngineKn
 
 
 def changed(old: Sequence[Condition], new: Sequence[Condition]) -> list[Condition]:
-    """Conditions whose status or reason is new: what an event is worth."""
+    """Conditions whose status or reason changed, each of which is worth an event."""
     before = {item.type: (item.status, item.reason) for item in old}
     return [item for item in new if before.get(item.type) != (item.status, item.reason)]
 
@@ -107,12 +107,12 @@ def _engine_finding(seen: ServiceObservation) -> Finding:
 def _ready_finding(seen: ServiceObservation, engine: Finding) -> Finding:
     if seen.spec_problem is not None:
         serving = len([pod for pod in seen.fleet.live if pod.ready])
-        rest = f"; {serving} pods of the last valid spec go on serving" if serving else ""
+        rest = f"; {serving} pods of the last valid spec keep serving" if serving else ""
         return no(Reason.SPEC_NOT_VALID, seen.spec_problem.message + rest)
     if not engine.holds:
         return no(engine.reason, engine.message)
     if not seen.routable:
-        return no(Reason.NOT_ROUTABLE, seen.route_problem or "waits for a token through the Service")
+        return no(Reason.NOT_ROUTABLE, seen.route_problem or "waiting for a token through the Service")
     where = devices(seen.fleet, on_gpu=seen.config is not None and seen.config.wanted.on_gpu)
     count = f"{len(seen.fleet.ready)} of {seen.fleet.replicas} engines answer"
     return yes(Reason.SERVING, f"{count}, {where}" if where else count)

@@ -1,4 +1,4 @@
-"""What keeps a TuningRun from beginning: waits, which pass, and refusals, which do not. Pure."""
+"""Reasons for a TuningRun not to begin: waits, which end by themselves, and refusals, which do not. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace_operator.errors import SpecRefusedError
 
 
 def check(run: TuningRun, service: InferenceService) -> None:
-    """Raise `SpecRefusedError` where the run can never do what it says on this service."""
+    """Raise `SpecRefusedError` if the run can never do on this service what its spec asks for."""
     pinned = service.spec.engine.config.values()
     if not run.spec.override_pinned:
         _check_pinned(run, {item.knob.name for item in run.spec.knobs} & set(pinned))
@@ -65,7 +65,7 @@ def _check_slo(run: TuningRun, service: InferenceService) -> None:
 
 
 def first_in_line(run: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> str:
-    """The run of the same service that goes first, or an empty string where it is this one's turn.
+    """Name of the run of the same service that must go first, or an empty string if it is this run's turn.
 
     One at a time, oldest first: two studies would change each other's baseline.
     """

@@ -1,4 +1,4 @@
-"""TuningRuns: read the run and its records, carry one pass out, write the status once, tidy up."""
+"""TuningRuns: read the run and its records, carry out one pass, write the status once, tidy up."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RunController:
         await self._dependencies.events.conditions(body, changed(run.status.conditions, status.conditions))
 
     async def _unreadable(self, key: Key, body: Mapping[str, Any], error: InvalidResource) -> Requeue:
-        """A spec that the schema let through and the models do not, or one of a newer release."""
+        """Fail a run whose spec the schema accepted and the models reject, such as one of a newer release."""
         finding = no(Reason.INVALID_SPEC, "; ".join(str(problem) for problem in error.problems))
         status = body.get("status") or {}
         if status.get("phase") == RunPhase.FAILED.value and status.get("message") == finding.message:

@@ -1,4 +1,4 @@
-"""TuningRun to its Job: the tuner's pod, what it may do, and the ConfigMap of its records. Pure."""
+"""Builds the Job of a TuningRun: the tuner's pod, its RBAC rules, and the ConfigMap of its records. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace_operator.cluster.owned import Owned
 from headrace_operator.service.pod import GRACE_SECONDS, TMP, container_security, home_env, pod_security
 from headrace_operator.settings import Images
 
-RETRIES = 4  # a tuner that was evicted goes on from its records
+RETRIES = 4  # an evicted tuner continues from its records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUrls:
-    """Where the Job finds what it drives and reads."""
+    """Base URLs that the Job is given: of the trial's and the service's engines, and of Prometheus."""
 
     trial: str
     trial_admin: str
@@ -26,7 +26,7 @@ class JobUrls:
 
 
 def job_objects(run: TuningRun, urls: JobUrls, *, images: Images) -> tuple[dict[str, Any], ...]:
-    """The Job, what it may do, and the ConfigMap that it writes: there already, so that it need not create any."""
+    """The Job, its permissions, and the ConfigMap that it writes, made in advance so that it need not create one."""
     name, namespace = names.tuner_name(run.metadata.name), run.metadata.namespace or ""
     labels = {names.MANAGED_BY_LABEL: names.MANAGED_BY, names.TUNING_RUN_LABEL: run.metadata.name}
     owned = Owned(namespace, labels, run.owner_reference())

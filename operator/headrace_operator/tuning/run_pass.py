@@ -1,7 +1,7 @@
 """One pass over a TuningRun that has not ended: wait for its turn, prepare a trial, watch the Job, propose.
 
-Every stage looks at what is there and says what it means; none remembers anything, so a pass by a new operator goes on
-where the last one was.
+Each stage decides from what it finds in the cluster. None remembers anything, so a new operator continues where the
+last one stopped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from headrace_operator.tuning.status import (
 from headrace_operator.tuning.trial_objects import trial_objects
 
 LOG = logging.getLogger(__name__)
-WAIT_SECONDS = 5.0  # for what announces itself by an event as well
+WAIT_SECONDS = 5.0  # an event usually brings the next pass sooner
 VALID = yes(Reason.VALID, "every check passed")
 NO_TRIAL = no(Reason.PENDING, "the trial has not begun")
 TRIAL_OVER = no(Reason.FINISHED, "the trial is over; its pod is removed")
@@ -71,7 +71,7 @@ class RunEnded(Exception):  # noqa: N818  (control flow of this package)
 
 
 class RunWaits(Exception):  # noqa: N818
-    """The run cannot go on yet."""
+    """The run cannot continue yet."""
 
     def __init__(self, message: str, *, phase: RunPhase = RunPhase.PENDING, spec: Finding = VALID) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class RunWaits(Exception):  # noqa: N818
 
 
 async def remove_owned(dependencies: Dependencies, resource: ApiResource, run: TuningRun, name: str) -> None:
-    """Delete an object of the run, if it is there and the run's."""
+    """Delete the object `name`, if it exists and the run owns it."""
     there = dependencies.cache.child(resource.kind, run.metadata.namespace or "", name)
     owners = there["metadata"].get("ownerReferences") or () if there else ()
     ours = any(owner["uid"] == run.metadata.uid for owner in owners)
@@ -105,7 +105,7 @@ class RunPass:
         self._name = run.metadata.name
 
     async def go(self) -> tuple[RunObservation, Requeue]:
-        """Find the stage, carry it out."""
+        """Find the stage that the run is in, and carry it out."""
         service = self._service()
         config = self._config(service)
         study = self._records.study
@@ -121,18 +121,18 @@ class RunPass:
         if body is None or body["metadata"].get("deletionTimestamp"):
             missing = no(Reason.SERVICE_NOT_FOUND, f"spec.serviceRef: InferenceService {name} does not exist here")
             if self._run.status.phase is RunPhase.PENDING:
-                raise RunWaits(f"waits for InferenceService {name}", spec=missing)
+                raise RunWaits(f"waiting for InferenceService {name}", spec=missing)
             raise RunEnded(f"InferenceService {name} was deleted", spec=missing)
         try:
             return InferenceService.read(body)
         except InvalidResource as error:
-            raise RunWaits(f"waits for InferenceService {name}, whose spec is not valid: {error}") from None
+            raise RunWaits(f"waiting for InferenceService {name}, whose spec is not valid: {error}") from None
 
     def _config(self, service: InferenceService) -> EffectiveConfig:
         try:
             return effective_config(service, self._dependencies.rollout.active(self._namespace, service.metadata.name))
         except ConfigError as error:
-            raise RunWaits(f"waits for a valid config of InferenceService {service.metadata.name}: {error}") from None
+            raise RunWaits(f"waiting for a valid config of InferenceService {service.metadata.name}: {error}") from None
 
     # -- the study
 
@@ -158,25 +158,25 @@ class RunPass:
         trial = await self._trial(service)
         job = self._dependencies.cache.child("Job", self._namespace, names.tuner_name(self._name))
         if job is None and not trial.holds:
-            return self._seen(RunPhase.PREPARING, f"waits for the trial: {trial.message}", trial), Requeue(
+            return self._seen(RunPhase.PREPARING, f"waiting for the trial: {trial.message}", trial), Requeue(
                 after=WAIT_SECONDS
             )
         if job is None:
             await self._make(job_objects(self._run, self._urls(service), images=self._dependencies.settings.images))
-            return self._seen(RunPhase.PREPARING, "the tuner starts", trial), Requeue(after=WAIT_SECONDS)
+            return self._seen(RunPhase.PREPARING, "the tuner is starting", trial), Requeue(after=WAIT_SECONDS)
         return self._watch(job, trial), Requeue(after=WAIT_SECONDS)
 
     def _wait_for_turn(self, service: InferenceService) -> None:
         name = service.metadata.name
         if not self._dependencies.settings.prometheus_url:
-            raise RunWaits("waits for a Prometheus: set prometheus.url in the chart's values")
+            raise RunWaits("waiting for a Prometheus: set prometheus.url in the chart's values")
         ahead = first_in_line(self._body, self._dependencies.cache.runs_of(self._namespace, name))
         if ahead:
-            raise RunWaits(f"waits for TuningRun {ahead}, which tunes InferenceService {name} first")
+            raise RunWaits(f"waiting for TuningRun {ahead}, which tunes InferenceService {name} first")
         if not is_true(service.status.conditions, ConditionType.READY):
             ready = find_condition(service.status.conditions, ConditionType.READY)
             why = ready.message if ready else "it has no status yet"
-            raise RunWaits(f"waits for InferenceService {name} to be Ready: {why}")
+            raise RunWaits(f"waiting for InferenceService {name} to be Ready: {why}")
 
     def _check_trial_template(self, revision: str) -> None:
         there = self._dependencies.cache.child("Deployment", self._namespace, names.trial_name(self._name))
@@ -185,12 +185,12 @@ class RunPass:
         began = deployment_view(there).revision
         if began != revision:
             raise RunEnded(
-                f"the service's pod template changed under the study ({began} -> {revision}): its trials say nothing "
+                f"the service's pod template changed during the study ({began} -> {revision}): its trials say nothing "
                 "about the new one; create a new TuningRun"
             )
 
     async def _make(self, objects: tuple[dict[str, Any], ...]) -> None:
-        """Create what is missing. What is there stays: trials are compared with the baseline that they began with."""
+        """Create what is missing. Existing objects stay: trials are compared with the baseline that they began with."""
         missing = [body for body in objects if self._missing(body)]
         written = await self._dependencies.writer.bring(missing)
         if written.conflict:
@@ -235,7 +235,7 @@ class RunPass:
         trial = cluster_ip(cache.child("Service", self._namespace, names.trial_name(self._name)))
         stable = cluster_ip(cache.child("Service", self._namespace, names.service_name(service.metadata.name)))
         if not (trial and stable):
-            raise RunWaits("waits for the addresses of the Services", phase=RunPhase.PREPARING)
+            raise RunWaits("waiting for the addresses of the Services", phase=RunPhase.PREPARING)
         return JobUrls(
             trial=engine.url(trial),
             trial_admin=engine.admin_url(trial),
@@ -249,14 +249,14 @@ class RunPass:
             why = self._last_words() or seen.failed or "it ended without a verdict"
             raise RunEnded(f"the tuning Job failed: {why}", job_failed=True)
         if study is None:
-            return self._seen(RunPhase.PREPARING, self._last_words() or "the tuner starts", trial)
+            return self._seen(RunPhase.PREPARING, self._last_words() or "the tuner is starting", trial)
         return self._seen(study.phase, study.message, trial)
 
     def _old(self, ended_at: str) -> bool:
         return not ended_at or (self._dependencies.now() - timestamp(ended_at)).total_seconds() > RECORDS_SECONDS
 
     def _last_words(self) -> str:
-        """What the Job's newest pod that failed said."""
+        """How the Job's newest failed pod ended, or why its newest stuck pod waits; empty if neither exists."""
         pods = by_age(pod for pod in self._pods(names.TUNER_CONTAINER) if not pod.track)
         said = [pod for pod in pods if pod.exited is not None and pod.exited.code != 0]
         if said and said[-1].exited is not None:
@@ -293,7 +293,7 @@ class RunPass:
         return await self._dependencies.rollout.advance(request)
 
     def _measured_against(self, service: InferenceService, config: EffectiveConfig) -> Mapping[str, KnobValue]:
-        """The trial's knobs, while its ConfigMap is needed: a rollout that has begun asks no more."""
+        """The knobs that the trial began with; once a rollout has begun, the service's own."""
         there = self._dependencies.cache.child("ConfigMap", self._namespace, names.trial_name(self._name))
         if there is None or self._run.status.rollout is not None:
             return config.wanted.values

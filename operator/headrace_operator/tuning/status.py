@@ -1,4 +1,4 @@
-"""The Job's records, the trial pod and the rollout to a TuningRun's status. Pure."""
+"""Makes a TuningRun's status from the Job's records, the trial pod and the rollout. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST = (TrialState.FAILED, TrialState.VOID)
 
 def read_records(config_map: Mapping[str, Any] | None) -> StudyRecords:
     """Records of ConfigMap RUN-records. What cannot be read is left out and named in the status: the Job may be newer
-    than this operator, and it alone decides whether to go on."""
+    than this operator, and it alone decides whether to continue."""
     return decode((config_map or {}).get("data") or {})
 
 
@@ -48,7 +48,7 @@ class RunObservation:
 
 
 def run_status(run: TuningRun, seen: RunObservation, *, now: datetime) -> TuningRunStatus:
-    """New status."""
+    """The new status; what this pass does not know keeps its old value."""
     old, generation = run.status, run.metadata.generation or 0
     findings = {
         ConditionType.SPEC_VALID: seen.spec,
@@ -83,11 +83,11 @@ def _from_records(run: TuningRun, records: StudyRecords) -> dict[str, Any]:
 
 
 def _unreadable(records: StudyRecords) -> str:
-    """A clause for the message that names the records left out; empty where every one was read."""
+    """A clause for the message that names the records left out; empty if all were read."""
     if not records.unreadable:
         return ""
     first, count = records.unreadable[0], len(records.unreadable)
-    return f" ({count} of the Job's records cannot be read here and are left out, the first is {first})"
+    return f" ({count} of the Job's records cannot be read here and are left out; the first is {first})"
 
 
 def _complete(seen: RunObservation) -> Finding:
@@ -122,7 +122,7 @@ def applied_finding(run: TuningRun, records: StudyRecords, rollout: RolloutStatu
         return no(Reason.NOT_REQUESTED, "spec.apply is Never")
     if run.spec.apply is ApplyPolicy.PROPOSE:
         return no(Reason.AWAITING_APPROVAL, "status.proposal has the knobs; copy them, or set apply: Auto")
-    return no(Reason.APPLYING, "the rollout begins")
+    return no(Reason.APPLYING, "the rollout is beginning")
 
 
 def rollout_phase(rollout: RolloutStatus) -> RunPhase:

@@ -1,4 +1,4 @@
-"""TuningRun to the objects of its trial, which copy the service's. Pure."""
+"""Builds the objects of a TuningRun's trial, which copy the service's. Pure."""
 
 from __future__ import annotations
 

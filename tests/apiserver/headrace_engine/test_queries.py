@@ -147,7 +147,7 @@ async def test_every_query_answers(world: World) -> None:
     # Of 60: 20 are late, and of the 40 others the 10 that were aborted are not judged.
     assert of["SLO attainment"] == pytest.approx(30 / 50, abs=0.02)
     assert of["Prefix cache hit rate, by tokens"] == pytest.approx(0.4, abs=0.01)
-    assert of["Share of the computed tokens that served nobody"] == pytest.approx(0.25, abs=0.02)
+    assert of["Share of the computed tokens that were of no use to a client"] == pytest.approx(0.25, abs=0.02)
     assert of["KV usage of the fullest engine"] == pytest.approx(0.6)
     missed = {
         sample.labels["target"]: sample.value

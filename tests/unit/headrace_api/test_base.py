@@ -1,4 +1,4 @@
-"""The models: strict for people, tolerant for the cluster, and the same outside and in."""
+"""The models: strict with people, tolerant of the cluster, and unchanged by a round trip."""
 
 import copy
 from typing import Any
@@ -53,7 +53,7 @@ def test_knobs_have_the_engines_names_inside() -> None:
     assert found.spec.engine.config.values() == {"max_num_seqs": 4, "decode_ratio": 0, "preemptible": False}
 
 
-def test_gpu_is_asked_for_by_count() -> None:
+def test_a_gpu_is_requested_by_count() -> None:
     assert InferenceService.parse(service(resources={"gpu": {}})).on_gpu
     assert not InferenceService.parse(service(resources={"gpu": {"count": 0}})).on_gpu
 
@@ -153,7 +153,7 @@ def test_wrong_kind_is_named() -> None:
     assert problems(TuningRun, missing)[0].startswith("spec: ")
 
 
-def test_what_was_set_survives_the_round_trip() -> None:
+def test_set_fields_survive_the_round_trip() -> None:
     body = service(engine={"config": {"maxNumSeqs": 4}}, resources={"cpu": 4}, slo={"itl": {"threshold": "50ms"}})
     assert InferenceService.parse(body).spec.to_kube(only_set=True) == body["spec"]
     again = InferenceService.parse(InferenceService.parse(body).to_kube())

@@ -1,4 +1,4 @@
-"""The generated pages have every knob and every metric, and their queries name nothing that does not exist."""
+"""The generated pages have every knob and every metric, and their queries use only names that exist."""
 
 import re
 
@@ -22,7 +22,7 @@ SERIES = {
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """Table rows by what their first cell quotes."""
+    """Table rows, by the name quoted in their first cell."""
     found = {}
     for line in page.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
@@ -57,7 +57,7 @@ def test_flags_beside_the_table_are_named() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.text[:40])
-def test_each_rule_is_still_one_and_says_why(rule) -> None:
+def test_breaking_each_rule_raises_an_error_that_says_why(rule) -> None:
     with pytest.raises(ConfigError) as refused:
         rule.broken()
     for problem in refused.value.problems:

@@ -1,4 +1,4 @@
-"""The translation to structural schemas, the generated files, and rules that the table and the CRDs share."""
+"""The translation to structural schemas, the generated files, and the rules that the table and the CRDs share."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +83,7 @@ class Anything(BaseModel):
 @pytest.mark.parametrize(
     ("model", "place"), [(Shape, "Shape.point"), (Either, "Either.value"), (Anything, "Anything.value")]
 )
-def test_what_has_no_structural_form_is_named(model: type[BaseModel], place: str) -> None:
+def test_a_type_without_a_structural_form_is_an_error_that_names_it(model: type[BaseModel], place: str) -> None:
     with pytest.raises(NotStructural, match=place):
         structural_schema(model)
 
@@ -114,13 +114,13 @@ def test_every_field_is_typed_and_described(crd: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("crd", CRDS, ids=lambda crd: crd["spec"]["names"]["kind"])
-def test_only_what_must_freeze_at_creation_has_a_default(crd: dict[str, Any]) -> None:
+def test_only_fields_that_freeze_at_creation_have_a_default(crd: dict[str, Any]) -> None:
     root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     defaults = {path: node["default"] for path, node in nodes(root) if "default" in node}
     assert defaults == ({".spec.replicas": 1} if crd["spec"]["names"]["kind"] == "InferenceService" else {})
 
 
-def test_knob_fields_are_the_table() -> None:
+def test_knob_fields_match_the_table() -> None:
     root = CRDS[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     fields = root["properties"]["spec"]["properties"]["engine"]["properties"]["config"]["properties"]
     assert list(fields) == [knob.camel for knob in KNOBS]
@@ -139,7 +139,7 @@ def test_generated_files_are_up_to_date() -> None:
     assert generate.stale_files(ROOT) == []
 
 
-def test_check_finds_what_drifted_is_missing_or_is_left_over(tmp_path: Path) -> None:
+def test_check_finds_changed_missing_and_leftover_files(tmp_path: Path) -> None:
     generate.write(tmp_path)
     assert generate.stale_files(tmp_path) == []
     (tmp_path / generate.REASONS_PATH).write_text("edited by hand")

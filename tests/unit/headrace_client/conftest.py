@@ -1,4 +1,4 @@
-"""A server on loopback that answers as it is told, one scripted answer a request, and remembers what it was asked."""
+"""A server on loopback that gives one scripted answer per request, and remembers the requests."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ class Double:
         return answer
 
     def kube(self, *, user: Any = None, attempts: int = 5, url: str = "") -> Kube:
-        """A client that signs in as the `user` of a kubeconfig says; paths are relative to `folder`."""
+        """A client that signs in with the `user` entry of a kubeconfig; paths are relative to `folder`."""
 
         async def sleep(seconds: float) -> None:
             self.delays.append(seconds)

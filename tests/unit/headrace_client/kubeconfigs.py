@@ -1,4 +1,4 @@
-"""Kubeconfigs of one context, to be changed by a test."""
+"""Kubeconfigs with one context, for tests to change."""
 
 from pathlib import Path
 from typing import Any

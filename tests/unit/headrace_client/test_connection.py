@@ -76,7 +76,7 @@ async def test_files_are_read_again_when_they_are_old_or_were_refused(tmp_path: 
     path.write_text("three")
     assert await found.refused(await found.credentials())
     assert (await found.credentials()).authorization == "Bearer three"
-    assert await found.refused(second), "another call had used the old one: there is a new one to try"
+    assert await found.refused(second), "the refused call used an old login, and there is a new one to try"
     path.unlink()
     with pytest.raises(KubeconfigError, match="cannot sign in"):
         await found.refused(await found.credentials())
@@ -104,6 +104,6 @@ async def test_a_certificate_replaced_under_its_name_is_another_login(tmp_path: 
         ("https://x.y", True),
     ],
 )
-async def test_a_proxy_of_the_environment_is_not_for_loopback(tmp_path: Path, server: str, uses_proxy: bool) -> None:
+async def test_the_environments_proxy_is_not_used_for_loopback(tmp_path: Path, server: str, uses_proxy: bool) -> None:
     found = await credentials(kubeconfig=kubeconfig(tmp_path / "config", cluster={"server": server}))
     assert found.configuration.client_session_kwargs == {"trust_env": uses_proxy}

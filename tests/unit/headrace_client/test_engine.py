@@ -104,7 +104,7 @@ async def test_no_answer() -> None:
             await admin.get_config()
 
 
-async def test_somebody_elses_port(double: Any) -> None:
+async def test_the_port_of_another_server_is_an_error(double: Any) -> None:
     double.then(double.json({"hello": 1}))
     async with EngineAdmin(double.url) as admin:
         with pytest.raises(EngineCallError, match="not an engine's answer"):

@@ -29,7 +29,7 @@ print((here / "answer").read_text())
 
 
 class Plugin:
-    """A login command that says what the file `answer` holds, and notes its runs."""
+    """A login command that prints the content of the file `answer`, and records its runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -121,7 +121,7 @@ async def test_a_client_certificate_is_used_until_it_expires(plugin: Plugin) -> 
     assert (await found.credentials()).tls != first.tls
 
 
-async def test_the_cluster_is_told_where_the_command_wants_it(plugin: Plugin) -> None:
+async def test_a_command_that_asks_for_it_gets_the_cluster(plugin: Plugin) -> None:
     (plugin.folder / "ca.pem").write_text("pem")
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}
     cluster = {"server": "https://127.0.0.1:1", "certificate-authority": "ca.pem", "extensions": [extension]}
@@ -166,7 +166,7 @@ async def test_a_command_may_write_much_to_stderr(plugin: Plugin) -> None:
         ("nothing", "wrote no ExecCredential"),
     ],
 )
-async def test_an_answer_that_is_no_use_is_an_error(plugin: Plugin, answer: Any, message: str) -> None:
+async def test_an_unusable_answer_is_an_error(plugin: Plugin, answer: Any, message: str) -> None:
     whole = {"apiVersion": API_VERSION, **answer} if isinstance(answer, dict) else answer
     (plugin.folder / "answer").write_text(json.dumps(whole))
     with pytest.raises(KubeconfigError, match=rf"login command '.*plugin.py get-token' {message}"):
@@ -179,13 +179,13 @@ async def test_a_command_that_fails_is_quoted(plugin: Plugin) -> None:
         await found.credentials()
 
 
-async def test_a_command_that_is_not_installed_comes_with_its_hint(plugin: Plugin) -> None:
+async def test_the_error_of_a_missing_command_has_the_install_hint(plugin: Plugin) -> None:
     found = plugin.connection(command="no-such-login", installHint="Install it from example.org")
     with pytest.raises(KubeconfigError, match=r"cannot be started: No such file(.|\n)*Install it from example.org"):
         await found.credentials()
 
 
-async def test_a_command_ends_with_whoever_waits_for_it(plugin: Plugin) -> None:
+async def test_cancelling_the_login_ends_its_command(plugin: Plugin) -> None:
     started = plugin.folder / "pid"
     script = f"echo $$ > {started}.new; mv {started}.new {started}; exec sleep 60"
     found = plugin.connection(command="/bin/sh", args=["-c", script])

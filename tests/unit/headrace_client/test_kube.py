@@ -37,7 +37,9 @@ async def test_status_goes_to_its_subresource(double: Any) -> None:
     ("code", "kind"),
     [(400, Invalid), (401, Forbidden), (403, Forbidden), (404, NotFound), (409, Conflict), (422, Invalid)],
 )
-async def test_refusal_carries_verb_object_and_the_servers_words(double: Any, code: int, kind: type[KubeError]) -> None:
+async def test_refusal_carries_verb_object_and_the_servers_message(
+    double: Any, code: int, kind: type[KubeError]
+) -> None:
     double.then(double.failure(code, 'configmaps "a" says no', "Because", [{"field": "data.x", "message": "bad"}]))
     async with double.kube() as kube:
         with pytest.raises(kind) as failed:
@@ -63,7 +65,7 @@ async def test_delete_of_a_missing_object_is_fine_unless_told_otherwise(double: 
     assert double.seen[0].body == {"propagationPolicy": "Background"}
 
 
-async def test_429_waits_as_long_as_the_server_asks(double: Any) -> None:
+async def test_after_429_it_waits_as_long_as_the_server_asks(double: Any) -> None:
     double.then(double.failure(429, "slow down", **{"Retry-After": "7"}), double.json(MAP))
     async with double.kube() as kube:
         await kube.apply(MAP, field_manager="m")
@@ -93,7 +95,7 @@ async def test_a_create_whose_answer_got_lost_is_not_repeated(double: Any) -> No
     assert len(double.seen) == 1
 
 
-async def test_a_create_that_surely_did_not_happen_is_repeated(double: Any) -> None:
+async def test_a_create_that_certainly_did_not_happen_is_repeated(double: Any) -> None:
     double.then(double.failure(503, "not now"), double.json(MAP, 201))
     async with double.kube() as kube:
         await kube.create(MAP)
@@ -162,7 +164,7 @@ async def test_list_follows_pages_and_types_its_items(double: Any) -> None:
     assert double.seen[1].query == {"labelSelector": "app=x", "limit": "500", "continue": "next"}
 
 
-async def test_list_begins_anew_where_its_pages_expire(double: Any) -> None:
+async def test_list_starts_over_when_its_pages_expire(double: Any) -> None:
     double.then(
         double.json({"metadata": {"continue": "next"}, "items": [{"metadata": {"name": "a"}}]}),
         double.failure(410, "expired"),
@@ -186,7 +188,7 @@ async def test_a_closed_client_says_how_to_open_it(double: Any) -> None:
         await double.kube().get(res.CONFIG_MAPS, "a", "n")
 
 
-def test_delay_doubles_up_to_its_cap_and_trusts_the_server_only_so_far() -> None:
+def test_delay_doubles_up_to_its_cap_and_retry_after_has_a_cap_too() -> None:
     retry = Retry(base=1, cap=5, retry_after_cap=30)
     assert [retry.delay(number) for number in range(4)] == [1, 2, 4, 5]
     assert retry.delay(10**9) == 5

@@ -1,4 +1,4 @@
-"""What kubeconfigs say, and what is wrong with them."""
+"""How kubeconfigs are read, and the errors of those that are wrong."""
 
 import base64
 from pathlib import Path
@@ -88,7 +88,7 @@ async def test_problems_are_named(tmp_path: Path, change: dict[str, Any], messag
     ("section", "message"),
     [("users", "no user 'u', which the context 'one' names"), ("clusters", "object with name c")],
 )
-def test_a_context_that_names_what_is_not_there(tmp_path: Path, section: str, message: str) -> None:
+def test_a_context_that_names_a_missing_cluster_or_user(tmp_path: Path, section: str, message: str) -> None:
     path = kubeconfig(tmp_path / "config")
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), section: []}))
     with pytest.raises(KubeconfigError, match=message):

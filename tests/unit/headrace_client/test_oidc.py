@@ -1,4 +1,4 @@
-"""The OIDC auth-provider against a provider on loopback."""
+"""The OIDC auth-provider, against an OIDC provider on loopback."""
 
 import base64
 import json
@@ -70,7 +70,7 @@ async def test_a_good_id_token_is_used_as_it_is(provider: Provider, tmp_path: Pa
     assert provider.forms == []
 
 
-async def test_an_expired_one_is_renewed_and_the_new_tokens_are_stored(provider: Provider, tmp_path: Path) -> None:
+async def test_an_expired_id_token_is_renewed_and_the_new_tokens_are_stored(provider: Provider, tmp_path: Path) -> None:
     fresh = jwt(FAR)
     provider.tokens = {"id_token": fresh, "refresh_token": "r2"}
     path = kubeconfig(tmp_path / "config", provider, **{"id-token": jwt(1), "refresh-token": "r1"})
@@ -95,5 +95,5 @@ async def test_without_a_refresh_token_a_person_must_sign_in_again(provider: Pro
 
 
 @pytest.mark.parametrize("token", ["", "no jwt", "a.b.c", "a.bm8.c"])
-def test_what_has_no_end_counts_as_expired(token: str) -> None:
+def test_a_token_without_an_expiry_counts_as_expired(token: str) -> None:
     assert expired(token)

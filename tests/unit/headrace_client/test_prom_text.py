@@ -1,4 +1,4 @@
-"""The exposition format, with what makes it hard to read by hand."""
+"""The exposition format, with the cases that make it hard to parse."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_labels_may_hold_braces_commas_and_escapes() -> None:
     assert second == {"model": "n", "path": "C:\\dir\nnext"}
 
 
-def test_a_line_that_is_not_valid_hides_no_other() -> None:
+def test_an_invalid_line_hides_no_other() -> None:
     assert [sample.name for sample in parse(TEXT)] == ["a_total", "a_total", "b", "c", "requests", "spaced"]
     assert math.isnan(next(sample.value for sample in parse(TEXT) if sample.name == "c"))
 
@@ -45,5 +45,5 @@ def test_a_counter_keeps_the_name_it_is_written_with() -> None:
 
 
 @given(st.text(alphabet=st.sampled_from('ab:_{}"\\=,# \t\n1.eN\u2028')))
-def test_no_text_is_an_error(text: str) -> None:
+def test_no_input_raises_an_error(text: str) -> None:
     assert len(list(parse(text))) <= text.count("\n") + 1

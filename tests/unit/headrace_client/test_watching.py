@@ -1,4 +1,4 @@
-"""The watch over every way in which a stream can end."""
+"""The watch, through every way in which a stream can end."""
 
 import asyncio
 from contextlib import aclosing
@@ -71,7 +71,7 @@ async def test_a_stream_that_ends_resumes_from_its_last_version(double: Any) -> 
 
 
 @pytest.mark.parametrize("in_stream", [True, False])
-async def test_410_lists_again_and_tells_the_difference(double: Any, in_stream: bool) -> None:
+async def test_after_410_it_lists_again_and_reports_the_difference(double: Any, in_stream: bool) -> None:
     before = listing(item("gone", 1), item("same", 2), item("changed", 3), item("reborn", 4, uid="u1"))
     after = listing(item("same", 2), item("changed", 20), item("reborn", 21, uid="u2"), item("new", 22), version=30)
     gone = double.stream(error(410)) if in_stream else double.failure(410, "too old")
@@ -88,7 +88,7 @@ async def test_410_lists_again_and_tells_the_difference(double: Any, in_stream: 
     ]
 
 
-async def test_500_in_the_stream_is_reported_and_got_over(double: Any) -> None:
+async def test_500_in_the_stream_is_reported_and_survived(double: Any) -> None:
     double.then(
         double.json(listing()),
         double.stream(event("ADDED", item("a", 11)), error(500)),
@@ -137,7 +137,7 @@ async def test_403_of_the_listing_is_reported_and_tried_again(double: Any) -> No
     assert [type(failure) for failure in errors] == [Forbidden]
 
 
-async def test_empty_streams_are_not_asked_in_a_tight_loop(double: Any) -> None:
+async def test_empty_streams_are_not_retried_in_a_tight_loop(double: Any) -> None:
     double.then(double.json(listing()), double.stream(), double.stream(), double.stream(bookmark(11), end="silence"))
     async with double.kube() as kube:
         assert await take(kube, 2) == ["SYNCED @10", "BOOKMARK @11"]

@@ -1,4 +1,4 @@
-"""A window is the difference of two scrapes, or nothing."""
+"""A window is the difference of two scrapes, or void."""
 
 import math
 from dataclasses import replace
@@ -29,7 +29,7 @@ def edge(at: float, *, total: float, good: float, started: float = 5.0, generati
     return Edge(at, {KEY: started}, tuple(samples))
 
 
-def test_a_window_counts_what_came_between() -> None:
+def test_a_window_counts_requests_between_its_edges() -> None:
     stats = between(edge(100.0, total=4, good=2), edge(110.0, total=24, good=18))
     assert (stats.counts.requests, stats.counts.good, stats.counts.output_tokens) == (20, 16, 200)
     assert stats.counts.attainment == 0.8
@@ -44,7 +44,7 @@ def test_a_series_born_inside_the_window_starts_at_zero() -> None:
     assert (stats.counts.requests, stats.counts.good) == (6, 6)
 
 
-def test_a_silent_generation_of_another_slo_set_has_no_say() -> None:
+def test_a_silent_generation_of_another_slo_set_is_ignored() -> None:
     old = sample("headrace:ttft_seconds_bucket", 7, le="0.3", config_generation="0", slo="b")
     rest = sample("headrace:ttft_seconds_bucket", 7, le="+Inf", config_generation="0", slo="b")
     before, after = edge(100.0, total=4, good=2), edge(110.0, total=24, good=18)
@@ -82,7 +82,7 @@ def test_an_empty_window_has_no_attainment() -> None:
         (edge(100.0, total=4, good=2), Edge(110.0, {KEY: 5.0}, ()), VoidKind.RESTARTED, "vanished"),
     ],
 )
-def test_what_is_not_one_process_is_void(before: Edge, after: Edge, kind: VoidKind, why: str) -> None:
+def test_a_window_over_more_than_one_process_is_void(before: Edge, after: Edge, kind: VoidKind, why: str) -> None:
     with pytest.raises(WindowVoidError, match=why) as caught:
         between(before, after)
     assert caught.value.kind is kind

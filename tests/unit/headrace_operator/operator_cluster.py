@@ -34,7 +34,7 @@ class Clock:
 
 
 class Cluster:
-    """API server and view in one. `faults` are raised by the next calls, in order; None lets one through."""
+    """API server and cache in one. `faults` are raised by the next calls, in order; None lets one through."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -43,7 +43,7 @@ class Cluster:
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
-    # -- KubePort
+    # -- KubeApi
 
     async def get(self, res: Any, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         self._call("get", res.kind, name)
@@ -58,7 +58,7 @@ class Cluster:
         if there is None:
             return copy.deepcopy(self.put(body))
         if not force and _differs(body, there):
-            raise Conflict("field owned by somebody else", status=409)
+            raise Conflict("field owned by someone else", status=409)
         merged = copy.deepcopy(dict(body))
         merged["metadata"] = {**there["metadata"], **merged["metadata"]}
         for section in ("status", "spec"):
@@ -86,7 +86,7 @@ class Cluster:
         self._call("delete", res.kind, name)
         self.remove(res.kind, name, namespace or "")
 
-    # -- View
+    # -- Cache
 
     def service(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         return self.child(names.INFERENCE_SERVICE_KIND, namespace, name)

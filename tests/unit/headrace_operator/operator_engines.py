@@ -1,4 +1,4 @@
-"""Doubles of running engines, with the real knob rules, and of what Prometheus says of them."""
+"""Doubles of running engines, with the real knob rules, and of Prometheus' answers about them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Small makers of objects, as a person or the kubelet writes them."""
+"""Makes small objects, as a person or the kubelet writes them."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Everything around the reconcilers, of doubles."""
+"""Doubles of everything around the reconcilers."""
 
 import json
 from typing import Any
@@ -84,7 +84,7 @@ class World:
         return template["metadata"]["labels"][names.REVISION_LABEL]
 
     def run_pod(self, name: str = "chat-a", *, deployment: str = "chat", ready: bool = True, **engine: Any) -> str:
-        """Play kubelet and Deployment controller: one pod of the newest template, its engine booted. Its address."""
+        """Play kubelet and Deployment controller: make a booted pod of the newest template. Returns its address."""
         template = self.cluster.objects["Deployment", NS, deployment]["spec"]["template"]
         address = f"127.97.0.{sum(1 for key in self.cluster.objects if key[0] == 'Pod') + 10}"
         self.cluster.put(pod(name, template["metadata"]["labels"], ip=address, ready=ready))

@@ -26,7 +26,7 @@ def test_tables_show_why_something_is_not_ready() -> None:
     assert "5/12" in text(runs_table([run]))
 
 
-def test_a_knob_that_nobody_set_is_shown_as_computed_by_default() -> None:
+def test_a_knob_that_is_not_set_is_shown_as_computed_by_default() -> None:
     known = {"since": "", "klass": "hot", "unit": ""}
     lines = [
         KnobExplanation(knob="decodeRatio", value=0.5, source="Tuned", by="TuningRun tune (Kept)", **known),

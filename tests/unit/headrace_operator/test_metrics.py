@@ -1,4 +1,4 @@
-"""What the operator says of itself to Prometheus."""
+"""The operator's metrics."""
 
 import pytest
 

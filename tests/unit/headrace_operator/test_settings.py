@@ -1,4 +1,4 @@
-"""What the operator is started with."""
+"""The operator's settings: the root token."""
 
 from pathlib import Path
 

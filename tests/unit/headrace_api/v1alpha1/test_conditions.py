@@ -58,7 +58,7 @@ def test_transition_time_moves_only_with_the_status() -> None:
     assert changed[0].last_transition_time == LATER
 
 
-def test_conditions_of_others_stay() -> None:
+def test_conditions_set_by_others_stay() -> None:
     other = ready("True", Reason.SERVING, NOW).model_copy(update={"type": "example.com/Checked"})
     merged = merge_conditions([other], [ready("True", Reason.SERVING, NOW)])
     assert [item.type for item in merged] == ["Ready", "example.com/Checked"]
@@ -87,7 +87,7 @@ def test_children_and_keys() -> None:
     assert names.trial_labels("chat", "tune")[names.TUNING_RUN_LABEL] == "tune"
 
 
-def test_the_longest_name_still_leaves_room_for_its_children() -> None:
+def test_the_longest_name_leaves_room_for_the_names_of_its_children() -> None:
     longest = "n" * names.MAX_NAME_LENGTH
     pod_hash = "-1234567890-abcde"
     children = [
@@ -102,7 +102,7 @@ def test_the_longest_name_still_leaves_room_for_its_children() -> None:
 
 
 @pytest.mark.parametrize("state", list(TrialState))
-def test_a_trial_record_round_trips_and_shortens_to_what_the_status_shows(state: TrialState) -> None:
+def test_a_trial_record_round_trips_and_shortens_to_its_summary(state: TrialState) -> None:
     record = TrialRecord(
         number=7,
         state=state,
@@ -122,5 +122,5 @@ def test_a_trial_record_round_trips_and_shortens_to_what_the_status_shows(state:
     }
 
 
-def test_study_record_takes_a_newer_jobs_fields() -> None:
+def test_a_study_record_may_have_a_newer_jobs_fields() -> None:
     assert StudyRecord.model_validate({"phase": "Searching", "inventedLater": 1}).phase is RunPhase.SEARCHING

@@ -1,4 +1,4 @@
-"""The codec of study records: what is written reads back, old forms too, and what cannot be read is named."""
+"""The codec of study records: records read back as written, even in old forms; unreadable ones are named."""
 
 import json
 
@@ -55,7 +55,7 @@ def test_records_come_in_order_of_their_number_whatever_their_keys_say() -> None
     assert [record.number for record in decode(data).trials] == [2, 5, 12]
 
 
-def test_other_entries_are_passed_over() -> None:
+def test_other_entries_are_skipped() -> None:
     data = {"lease.json": "whatever", "note.txt": "", "trial-x.json": "{", "verify-.json": "{", "trial-0001.tmp": "{"}
     assert decode(data) == StudyRecords()
 
@@ -70,7 +70,7 @@ def test_other_entries_are_passed_over() -> None:
         ("verify-0003.json", "", "Invalid JSON"),
     ],
 )
-def test_what_cannot_be_read_is_named_beside_what_can(key: str, text: str, problem: str) -> None:
+def test_unreadable_entries_are_named_and_the_others_are_read(key: str, text: str, problem: str) -> None:
     found = decode({"trial-0007.json": encode(TRIAL), key: text})
     assert found.trials == (TRIAL,)
     assert [item.key for item in found.unreadable] == [key]
@@ -85,11 +85,11 @@ def old_trial(**measures: float) -> str:
 
 
 @pytest.mark.parametrize("good", range(8))
-def test_a_trial_of_before_counts_were_kept_has_them(good: int) -> None:
+def test_a_trial_recorded_before_counts_were_kept_gets_them(good: int) -> None:
     text = old_trial(goodput=good / 20.0, attainment=good / 7, requests=7.0)
     counts = decode({"trial-0007.json": text}).trials[0].measures.counts()
     assert (counts.good, counts.requests) == (good, 7)
-    # Without a good request the rate doesn't tell the time; the span of the record, drain included, does.
+    # Without a good request the rate does not give the time; the record's span, drain included, does.
     assert counts.seconds == pytest.approx(20.0 if good else 25.0)
 
 
@@ -97,7 +97,7 @@ def test_a_trial_without_a_rate_stays_without_counts() -> None:
     assert decode({"trial-0007.json": old_trial(goodput=1.0)}).trials[0].measures.counts() is None
 
 
-def test_halves_of_before_their_length_was_kept_are_read() -> None:
+def test_halves_recorded_before_their_length_was_kept_are_read() -> None:
     body = json.loads(encode(VERIFICATION))
     body["halves"] = [{"good": 3.0, "requests": 4.0, "tokens": 60.0}] * 2
     assert decode({"verify-0003.json": json.dumps(body)}).windows[0].halves == [Half(good=3, requests=4, tokens=60)] * 2

@@ -1,4 +1,4 @@
-"""The load client against a server that breaks in every way. Times are orders of magnitude, never speeds."""
+"""The load client against a server that breaks in every way. It asserts orders of magnitude, never speeds."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ async def test_whole_answers_are_recorded_in_order_of_arrival(server) -> None:
     assert all(record.e2e == pytest.approx(record.ttft + sum(record.gaps)) for record in records)
 
 
-async def test_what_is_asked_for_is_exact(server) -> None:
+async def test_prompt_and_output_lengths_are_asked_for_exactly(server) -> None:
     await drive(server, planned(0.0, 0.0, tokens=7))
     first, second = server.bodies
     assert len(first["prompt"]) == 5
@@ -48,7 +48,7 @@ async def test_what_is_asked_for_is_exact(server) -> None:
 
 
 async def test_latency_counts_from_the_planned_arrival_not_from_the_sending(server) -> None:
-    # The whole plan is overdue from the start: its requests are sent at once and are late by what was planned.
+    # The whole plan is overdue from the start, so its requests are sent at once, each as late as its plan says.
     records = await drive(server, planned(-5.0, -1.0))
     assert [round(record.lag) for record in records] == [5, 1]
     assert all(record.ttft >= record.lag for record in records)
@@ -62,7 +62,7 @@ async def test_a_slow_server_does_not_slow_the_arrivals(server) -> None:
         entered.append(number)
         if len(entered) == 20:
             all_in.set()
-        await all_in.wait()  # nobody is answered before everybody is there: a closed loop would hang here
+        await all_in.wait()  # no request is answered before all have arrived: a closed loop would hang here
         return await server.well(request, body, number)
 
     server.handler = handler
@@ -99,7 +99,7 @@ async def test_a_reset_mid_stream_keeps_what_came_before(server) -> None:
     assert record.e2e is None
 
 
-async def test_a_stream_that_just_ends_is_no_answer(server) -> None:
+async def test_a_stream_that_just_ends_is_an_error(server) -> None:
     async def handler(request, _body, _number):
         response = await server.start(request)
         await server.token(response)
@@ -121,7 +121,7 @@ async def test_an_answer_of_another_length_is_an_error(server) -> None:
     assert record.detail == "2 tokens of 3"
 
 
-async def test_nobody_there_is_a_connection_error(server) -> None:
+async def test_a_missing_server_is_a_connection_error(server) -> None:
     server.url = "http://127.0.0.1:1"
     (record,) = await drive(server, planned(0.0))
     assert record.error == ErrorKind.CONNECT
@@ -134,7 +134,7 @@ async def hang(server, request):
     return response
 
 
-async def test_what_is_under_way_after_the_drain_is_unfinished(server) -> None:
+async def test_requests_in_flight_after_the_drain_are_unfinished(server) -> None:
     async def handler(request, body, number):
         return await (hang(server, request) if number == 0 else server.well(request, body, number))
 
@@ -166,7 +166,7 @@ async def test_cancelling_closes_every_stream(server) -> None:
     assert not [task for task in asyncio.all_tasks() if "LoadClient" in repr(task.get_coro())]
 
 
-async def test_a_closed_loop_never_has_more_under_way_than_asked(server) -> None:
+async def test_a_closed_loop_never_has_more_in_flight_than_asked_for(server) -> None:
     under_way, most = 0, 0
 
     async def handler(request, body, number):
@@ -187,14 +187,14 @@ async def test_a_closed_loop_never_has_more_under_way_than_asked(server) -> None
     assert all(record.lag < 1 for record in records), "the plan's times mean nothing in a closed loop"
 
 
-async def test_a_closed_loop_that_must_not_wait_gives_up_what_is_under_way(server) -> None:
+async def test_a_closed_loop_that_must_not_wait_gives_up_the_requests_in_flight(server) -> None:
     server.handler = lambda request, _body, _number: hang(server, request)
     async with load_session() as session:
         client = LoadClient(endpoint=Endpoint(url=server.url, model="fake"), session=session, salt="s")
         async with asyncio.timeout(10):
             records = await client.closed_loop(planned(*range(12)), concurrency=3, duration=0.2, drain=0.0)
     assert [record.error for record in records] == [ErrorKind.UNFINISHED] * 3
-    assert all(record.output_tokens == 1 for record in records), "what came before counts"
+    assert all(record.output_tokens == 1 for record in records), "tokens that came before count"
 
 
 async def test_text_is_kept_on_request_only(server) -> None:

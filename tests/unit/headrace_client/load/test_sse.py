@@ -11,7 +11,7 @@ def test_payloads_survive_any_cut(size: int) -> None:
     assert found == ['{"a": "é"}', "one\ntwo", "[DONE]"]
 
 
-def test_a_chunk_without_text_is_no_first_token() -> None:
+def test_a_chunk_without_text_does_not_count_as_the_first_token() -> None:
     seen = Completion()
     seen.feed('{"choices": [{"text": ""}]}', 0.005)
     seen.feed('{"choices": [{"text": "hello"}]}', 0.4)
@@ -27,13 +27,13 @@ def test_tokens_come_from_usage_where_the_server_sends_it() -> None:
     assert seen.times == [1.0]
 
 
-def test_an_answer_that_decodes_to_nothing_has_its_end_as_first_token() -> None:
+def test_the_end_counts_as_the_first_token_of_an_answer_without_text() -> None:
     seen = Completion()
     seen.feed('{"choices": [{"text": "", "finish_reason": "length"}]}', 2.0)
     assert seen.times == [2.0]
 
 
 @pytest.mark.parametrize("payload", ["{", "[1]", '{"error": {"message": "boom"}}'])
-def test_what_is_no_chunk_is_said(payload: str) -> None:
+def test_a_payload_that_is_not_a_chunk_is_an_error(payload: str) -> None:
     with pytest.raises(StreamError):
         Completion().feed(payload, 0.0)

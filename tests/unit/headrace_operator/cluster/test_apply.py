@@ -1,4 +1,4 @@
-"""What is applied: exactly what is missing or different, never a stranger's."""
+"""What is applied: exactly the objects that are missing or different, and never another owner's."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ def objects(**spec: Any) -> tuple[dict[str, Any], ...]:
 
 
 def after(plan: ApplyPlan, observed: dict[Any, Any]) -> dict[Any, Any]:
-    """The cluster after the plan: the server also adds defaults of its own."""
+    """The cluster after the plan has been applied, with the defaults that the server adds."""
     applied = {ref_of(body): copy.deepcopy(body) for body in plan.apply}
     for body in applied.values():
         body["metadata"]["uid"] = "x"
@@ -52,7 +52,7 @@ def test_after_a_plan_nothing_is_left_to_do(before: dict[str, Any], now: dict[st
 
 
 @given(SPECS)
-def test_what_nobody_asked_for_is_not_touched(spec: dict[str, Any]) -> None:
+def test_fields_that_are_not_desired_are_not_touched(spec: dict[str, Any]) -> None:
     observed = after(make_plan(objects(**spec), {}), {})
     stranger = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}}
     assert not make_plan(objects(**spec), {**observed, ref_of(stranger): stranger}).apply
@@ -62,14 +62,14 @@ def test_a_dropped_field_is_noticed_by_the_digest() -> None:
     with_limit, without = objects(resources={"memory": "1Gi"}), objects()
     plan = make_plan(without, after(make_plan(with_limit, {}), {}))
     assert [ref_of(body)[0] for body in plan.apply] == ["Deployment"]
-    assert plan.why == ("Deployment chat: is of another version",)
+    assert plan.why == ("Deployment chat: is from another version",)
 
 
 def test_a_changed_field_is_named() -> None:
     observed = after(make_plan(objects(), {}), {})
     observed["Deployment", "chat"]["spec"]["template"]["spec"]["containers"][0]["image"] = "evil"
     assert make_plan(objects(), observed).why == (
-        "Deployment chat: was changed by somebody else at spec.template.spec.containers[engine].image",
+        "Deployment chat: was changed by someone else at spec.template.spec.containers[engine].image",
     )
 
 

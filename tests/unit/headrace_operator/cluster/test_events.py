@@ -1,4 +1,4 @@
-"""Which condition is worth a warning, and what an event says."""
+"""Which conditions are warnings, and what an event contains."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -44,11 +44,11 @@ def test_a_condition_that_does_not_hold_is_a_warning_unless_it_is_only_a_wait(re
         (condition("Progressing", reason="APIError"), True),
     ],
 )
-def test_the_exceptions(item: Condition, warns: bool) -> None:
+def test_exceptions_to_which_conditions_warn(item: Condition, warns: bool) -> None:
     assert is_warning(item) is warns
 
 
-def test_an_event_says_what_became_of_what() -> None:
+def test_an_event_names_its_object_and_the_condition() -> None:
     event = condition_event(BODY, condition(message="x" * 2000), now=NOW)
     assert (event["type"], event["reason"]) == ("Warning", "CrashLooping")
     assert event["message"].startswith("Ready=False: xx")
@@ -71,7 +71,7 @@ def test_one_transition_has_one_name(change: dict[str, Any], same: bool) -> None
     assert (names[0] == names[1]) is same
 
 
-async def test_what_was_posted_is_not_posted_again_and_a_failure_stops_nothing() -> None:
+async def test_an_event_is_posted_once_and_a_failure_stops_nothing() -> None:
     cluster, clock = Cluster(), Clock()
     poster = EventPoster(cluster, clock.now)
     await poster.conditions(BODY, [condition()])
@@ -80,7 +80,7 @@ async def test_what_was_posted_is_not_posted_again_and_a_failure_stops_nothing()
 
 
 class Refusing:
-    """An API server that takes no events."""
+    """An API server that refuses every event."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,4 +1,4 @@
-"""A pass must not decide by a status that it has replaced itself."""
+"""A pass must not decide from a status that the operator has already replaced."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def test_our_own_write_is_seen_until_the_cache_shows_something_newer() -> None:
     fresh.wrote(KEY, body("2"), body("3"))
     assert fresh.newest(KEY, body("1")) == fresh.newest(KEY, body("2")) == body("3")
     assert fresh.newest(KEY, body("3")) == body("3")
-    assert fresh.newest(KEY, body("1")) == body("1")  # forgotten: the cache goes forward only
+    assert fresh.newest(KEY, body("1")) == body("1")  # forgotten: the cache only moves forward
 
 
 def test_a_write_that_changed_nothing_hides_nothing() -> None:
@@ -29,7 +29,7 @@ def test_a_write_that_changed_nothing_hides_nothing() -> None:
     assert fresh.newest(KEY, body("1")) == body("1")
 
 
-def test_an_object_of_the_same_name_is_another() -> None:
+def test_a_new_object_of_the_same_name_is_told_apart() -> None:
     fresh = FreshStatus()
     fresh.wrote(KEY, body("1"), body("2"))
     assert fresh.newest(KEY, body("1", "other")) == body("1", "other")

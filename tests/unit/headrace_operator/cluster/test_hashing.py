@@ -1,4 +1,4 @@
-"""Digests and tokens: the same for the same, another for another."""
+"""Digests and tokens: equal for equal input, different for different input."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_what_is_not_json_has_no_digest(value: float) -> None:
 @pytest.mark.parametrize(
     "other", [({"a": 2}, {"b": 1}, "t"), ({"a": 1}, {"b": 2}, "t"), ({"a": 1}, {"b": 1}, "another")]
 )
-def test_all_that_needs_a_new_process_makes_another_revision(other: tuple[dict, dict, str]) -> None:
+def test_everything_that_needs_a_new_process_changes_the_revision(other: tuple[dict, dict, str]) -> None:
     template, boot, token = other
     assert template_revision(template, boot, token=token) != template_revision({"a": 1}, {"b": 1}, token="t")
 

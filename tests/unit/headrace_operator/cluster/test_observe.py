@@ -1,4 +1,4 @@
-"""Raw objects of the API server to facts: what is missing, what is odd, what matters."""
+"""Facts from raw objects of the API server, even where fields are missing or odd."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -33,7 +33,7 @@ EXIT = LastExit(code=2, reason="Error", message="first\nlast")
 
 
 @pytest.mark.parametrize("status", [None, {}, {"conditions": None, "containerStatuses": None, "podIP": None}])
-def test_a_pod_that_nobody_has_seen_yet_is_pending(status: dict[str, Any] | None) -> None:
+def test_a_pod_without_a_status_yet_is_pending(status: dict[str, Any] | None) -> None:
     assert pod_view({"metadata": METADATA, "status": status}) == PodView(name="x", uid="u")
 
 
@@ -46,14 +46,14 @@ PODS = {
         pod({"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}),
         {"waiting": "ImagePullBackOff", "waiting_message": "no such image"},
     ),
-    "waits without a word": (pod({"state": {"waiting": {}}}), {"waiting": "", "running": False}),
+    "waits without a message": (pod({"state": {"waiting": {}}}), {"waiting": "", "running": False}),
     "ended": (pod({"state": {"terminated": ENDED}}), {"exited": EXIT, "running": False}),
     "ended before": (pod({"state": {"running": {}}, "lastState": {"terminated": ENDED}}), {"exited": EXIT}),
     "ended twice": (
         pod({"state": {"terminated": ENDED}, "lastState": {"terminated": {"exitCode": 1}}}),
         {"exited": EXIT},
     ),
-    "ended without a word": (
+    "ended without a message": (
         pod({"state": {"terminated": {"exitCode": 137, "reason": None, "message": None}}}),
         {"exited": LastExit(code=137, reason="", message="")},
     ),
@@ -132,7 +132,7 @@ def test_a_deployment_is_seen_as_it_is(case: str) -> None:
     assert {name: getattr(view, name) for name in expected} == expected
 
 
-def test_a_deployment_without_spec_and_status_is_no_error() -> None:
+def test_a_deployment_without_spec_and_status_is_not_an_error() -> None:
     assert deployment_view({"metadata": {"name": "x"}, "spec": None, "status": None}).revision == ""
 
 

@@ -1,4 +1,4 @@
-"""What Headrace's engine makes of knobs, its config file and its end."""
+"""Headrace's engine: its knobs, its config file, and how its exit is read."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def wanted(values: dict[str, Any]) -> WantedConfig:
 
 
 @given(VALUES)
-def test_the_config_file_goes_there_and_back(values: dict[str, Any]) -> None:
+def test_the_config_file_survives_the_round_trip(values: dict[str, Any]) -> None:
     data = ENGINE.config_data(wanted(values))
     assert ENGINE.config_values(data) == values
     assert json.loads(data["engine.json"]) == {
@@ -59,5 +59,5 @@ def test_a_knob_that_is_in_no_table_is_not_the_engines() -> None:
         ("", EngineExit(ExitKind.OTHER, "")),
     ],
 )
-def test_words_alone_decide_nothing(message: str, said: EngineExit) -> None:
+def test_the_text_of_a_message_decides_nothing(message: str, said: EngineExit) -> None:
     assert ENGINE.exit(LastExit(code=1, reason="Error", message=message)) == said

@@ -1,4 +1,4 @@
-"""The admin port's answer in the terms of every kind of engine. Calls are held to it in the contract tests."""
+"""The admin port's answer in the form that all kinds of engine share. Contract tests check the calls themselves."""
 
 from headrace_client.engine import EngineState
 from headrace_operator.engines.headrace_admin import running_engine

@@ -1,4 +1,4 @@
-"""What two windows say in words, and what the status keeps of one."""
+"""Two windows compared in a sentence, and the measures of one window in the status."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_the_side_with_too_few_requests_is_named() -> None:
     assert explained(counts(2, 0), counts(3, 3)) == "too few requests to decide (need 50): before 2, after 3"
 
 
-def test_what_is_not_a_number_is_left_out_of_the_status() -> None:
+def test_nan_and_infinity_are_left_out_of_the_status() -> None:
     stats = WindowStats(counts=counts(0, 0), **dict.fromkeys(LATENCIES, math.nan))
     assert measures(stats).to_kube() == {
         "goodput": 0.0, "throughput": 0.5, "requests": 0.0, "good": 0.0, "seconds": 20.0, "outputTokens": 10.0,

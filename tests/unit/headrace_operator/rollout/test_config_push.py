@@ -1,4 +1,4 @@
-"""What a running engine is told, and what is made of its answer."""
+"""Which change is sent to a running engine, and how its answer is read."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,19 +40,19 @@ def change(knobs: dict[str, Any] | None = None, slo: SloChange | None = None) ->
 CONFIG = WANTED.config().values()
 CHANGES = {
     "as wanted": (state(), None),
-    "another revision of the same": (state(revision="old"), change()),
+    "only the revision differs": (state(revision="old"), change()),
     "a hot knob": (state(config={**CONFIG, "decode_ratio": 0.1}), change({"decode_ratio": 0.5})),
-    "a knob that needs a process": (state(config={**CONFIG, "block_size": 99}), None),
+    "a knob that needs a new process": (state(config={**CONFIG, "block_size": 99}), None),
     "a knob that it doesn't know": (
         state(config={name: value for name, value in CONFIG.items() if name != "decode_ratio"}),
         change({"decode_ratio": 0.5}),
     ),
-    "defaults by its own device": (
+    "defaults of the engine's device": (
         state(device="cuda"),
         change({"max_num_batched_tokens": 2048}),
     ),
     "another SLO": (state(slo={"ttft_seconds": 2.0}), change(slo=SloChange(SLO))),
-    "an SLO of the same meaning": (state(slo={"ttft_seconds": 1.0, "tpot_seconds": None}), None),
+    "an equivalent SLO": (state(slo={"ttft_seconds": 1.0, "tpot_seconds": None}), None),
     "no SLO": (state(slo=None), change(slo=SloChange(SLO))),
     "both": (
         state(config={**CONFIG, "decode_ratio": 0.1}, slo=None),
@@ -75,7 +75,7 @@ def test_an_slo_that_is_no_longer_wanted_is_taken_away() -> None:
     ("ceilings", "said"),
     [
         (CEILINGS, ""),
-        ({}, ""),  # an engine that states none is believed
+        ({}, ""),  # an engine that reports no ceilings is believed
         ({**CEILINGS, "max_num_seqs": 8}, "ceiling of max_num_seqs"),
         ({**CEILINGS, "max_num_batched_tokens": 4096}, "ceiling of max_num_batched_tokens"),
     ],
@@ -85,7 +85,7 @@ def test_an_engine_with_other_ceilings_started_with_another_config(ceilings: dic
 
 
 class Setting:
-    """One engine under one push."""
+    """One engine and one `ConfigPush`."""
 
     def __init__(self) -> None:
         self.clock, self.engines = Clock(), Engines()
@@ -102,7 +102,7 @@ def setting() -> Setting:
     return Setting()
 
 
-async def test_an_engine_is_brought_to_what_is_wanted(setting: Setting) -> None:
+async def test_an_engine_is_brought_to_the_wanted_config(setting: Setting) -> None:
     probe = (await setting.bring())["a"]
     assert (probe.in_force, probe.refused, probe.unreachable) == (True, "", "")
     assert probe.state is not None
@@ -110,7 +110,7 @@ async def test_an_engine_is_brought_to_what_is_wanted(setting: Setting) -> None:
     assert setting.engines.patches == [(POD.ip, {"decode_ratio": 0.5})]
 
 
-async def test_what_was_seen_right_is_not_asked_again_before_it_may_have_drifted(setting: Setting) -> None:
+async def test_an_engine_seen_with_the_right_config_is_not_asked_again_for_a_while(setting: Setting) -> None:
     await setting.bring()
     setting.clock.advance(DRIFT_SECONDS - 1)
     assert (await setting.bring())["a"].in_force
@@ -121,7 +121,7 @@ async def test_what_was_seen_right_is_not_asked_again_before_it_may_have_drifted
 
 
 @pytest.mark.parametrize("other", [{"revision": "newer"}, {"restarts": 1}])
-async def test_another_revision_or_process_is_asked_at_once(setting: Setting, other: dict[str, Any]) -> None:
+async def test_a_new_revision_or_process_is_asked_at_once(setting: Setting, other: dict[str, Any]) -> None:
     await setting.bring()
     pod = replace(POD, restarts=other.get("restarts", 0))
     await setting.bring(pod, wanted=replace(WANTED, revision=other.get("revision", "new")))
@@ -144,7 +144,7 @@ async def test_pods_that_cannot_answer_are_left_alone(setting: Setting, change: 
     assert setting.engines.reads == 0
 
 
-async def test_a_silent_engine_is_unreachable_unless_it_was_seen_right(setting: Setting) -> None:
+async def test_a_silent_engine_is_unreachable_unless_its_config_was_seen_in_force(setting: Setting) -> None:
     setting.engine.down = True
     probe = (await setting.bring())["a"]
     assert (probe.in_force, probe.state) == (False, None)
@@ -160,7 +160,7 @@ async def test_a_silent_engine_is_unreachable_unless_it_was_seen_right(setting: 
     assert not probe.in_force
 
 
-async def test_a_refusal_is_told_in_the_engines_words_and_tried_again(setting: Setting) -> None:
+async def test_a_refusal_carries_the_engines_message_and_is_tried_again(setting: Setting) -> None:
     setting.engine.refuse = "not today"
     probe = (await setting.bring())["a"]
     assert probe.refused == "the engine refuses the config: decode_ratio: not today"
@@ -176,14 +176,14 @@ async def test_a_config_that_does_not_fit_the_engines_device_is_refused_before_i
     assert setting.engines.patches == []
 
 
-async def test_an_engine_that_started_with_other_ceilings_is_not_right(setting: Setting) -> None:
+async def test_an_engine_that_started_with_other_ceilings_is_not_in_force(setting: Setting) -> None:
     setting.engine.config = resolve({}, ceilings={**CEILINGS, "max_num_seqs": 300})
     probe = (await setting.bring())["a"]
     assert not probe.in_force
     assert "older config (ceiling of max_num_seqs): delete the pod" in probe.unreachable
 
 
-async def test_one_silent_pod_does_not_keep_the_others(setting: Setting) -> None:
+async def test_one_silent_pod_does_not_hold_up_the_others(setting: Setting) -> None:
     probes = await setting.bring(POD, replace(POD, name="b", uid="b", ip="1.2.3.5"))
     assert probes["a"].in_force
     assert probes["b"].unreachable

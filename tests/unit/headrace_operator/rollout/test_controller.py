@@ -117,7 +117,7 @@ async def test_a_record_that_could_not_be_written_is_written_in_the_next_step(wo
     assert (await advance(world, status)).moved
 
 
-async def test_a_queue_of_before_is_waited_for(world: World) -> None:
+async def test_the_rollout_waits_for_the_old_queue_to_empty(world: World) -> None:
     await serving(world)
     status = (await advance(world, await applying(world))).status
     await world.reconcile()
@@ -129,14 +129,14 @@ async def test_a_queue_of_before_is_waited_for(world: World) -> None:
     assert (await advance(world, waiting)).status.phase is RolloutPhase.MEASURING_AFTER
 
 
-async def test_an_engine_that_does_not_answer_is_not_an_engine_that_took_it(world: World) -> None:
+async def test_an_engine_that_does_not_answer_has_not_taken_the_proposal(world: World) -> None:
     address = await serving(world)
     status = (await advance(world, await applying(world))).status
     world.engines.by_address[address].down = True
     assert (await advance(world, status)).status == status
 
 
-async def test_a_pod_of_the_trial_has_no_part_in_it(world: World) -> None:
+async def test_the_trials_pod_takes_no_part_in_a_rollout(world: World) -> None:
     await serving(world)
     body = world.cluster.child("Pod", NS, "chat-a")
     labels = {**body["metadata"]["labels"], names.TRACK_LABEL: names.TRACK_TRIAL}
@@ -161,7 +161,7 @@ def gone(body: dict[str, Any]) -> None:
         (RevisionState.KEPT, "missing", False),
     ],
 )
-async def test_only_what_nobody_will_judge_is_undone(
+async def test_only_a_proposal_that_no_run_will_judge_is_undone(
     world: World, state: RevisionState, run: str, restored: bool
 ) -> None:
     await serving(world)
@@ -194,7 +194,7 @@ async def test_a_record_that_is_not_readable_is_not_used(world: World, caplog: p
     assert "ConfigMap default/chat-tuned is not used: key tuned.json: tuning_run" in caplog.text
 
 
-async def test_the_record_moves_no_pod(world: World) -> None:
+async def test_writing_the_record_restarts_no_pod(world: World) -> None:
     await serving(world)
     template = world.revision()
     await advance(world, await applying(world))

@@ -1,4 +1,4 @@
-"""The rollout machine by situations: what each phase does with what it sees, and that no kill leaves it undecided."""
+"""The rollout machine, one situation at a time: what each phase decides, and that no kill leaves it undecided."""
 
 import math
 from dataclasses import dataclass, replace
@@ -98,7 +98,7 @@ AFTER_OVER = SETTLED + DURATION
 EXTENDED = EXTENSIONS * DURATION
 
 
-def test_it_begins_with_the_pods_as_they_are() -> None:
+def test_a_rollout_begins_with_the_pods_as_they_are() -> None:
     first = begin(scene(facts("b", generation=7), facts("a")))
     assert first.phase is Phase.MEASURING_BEFORE
     assert [(pod.name, pod.uid, pod.from_generation, pod.to_generation) for pod in first.pods] == [
@@ -132,13 +132,13 @@ def test_each_window_is_of_one_generation_and_leaves_out_what_settles() -> None:
         (Phase.MEASURING_AFTER, EARLIER),
     ],
 )
-def test_nothing_is_measured_where_nothing_is_asked(phase: RolloutPhase, tuned: ActiveRevision | None) -> None:
+def test_a_phase_that_measures_nothing_asks_for_no_window(phase: RolloutPhase, tuned: ActiveRevision | None) -> None:
     assert window(status(phase), scene(changed(), tuned=tuned)) is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What is seen, and what follows. `tuned` is what must be written; ... is no write at all."""
+    """What is seen, and what follows. `tuned` is what must be written; ... means no write at all."""
 
     name: str
     phase: RolloutPhase
@@ -165,11 +165,11 @@ def after(name: str, seen: RolloutScene, becomes: RolloutPhase, says: str = "", 
     return Situation(name=name, phase=Phase.MEASURING_AFTER, seen=seen, becomes=becomes, says=says, **more)
 
 
-ENOUGH, FEW, NONE_YET = measured(80, 40), measured(49, 30), WindowPending("a scrape is to come")
+ENOUGH, FEW, NONE_YET = measured(80, 40), measured(49, 30), WindowPending("a scrape is still to come")
 STAYS = Phase.MEASURING_BEFORE
 BEFORE = [
     before("the window is open", scene(facts(), after=5, reading=NONE_YET), STAYS),
-    before("the window was read", scene(facts(), after=24, reading=ENOUGH), Phase.APPLYING, "applies the proposal"),
+    before("the window was read", scene(facts(), after=24, reading=ENOUGH), Phase.APPLYING, "applying the proposal"),
     before("just enough requests", scene(facts(), after=24, reading=measured(50, 0)), Phase.APPLYING),
     before("too few requests extend it", scene(facts(), after=24, reading=FEW), STAYS),
     before(
@@ -197,8 +197,8 @@ BEFORE = [
         "another pod took its place", scene(facts("b"), after=5, reading=NONE_YET), Phase.FAILED, "pod a is gone"
     ),
     before(
-        "somebody changed its config", scene(facts(generation=2), after=24, reading=ENOUGH), Phase.FAILED,
-        "somebody else changed the config of pod a",
+        "someone changed its config", scene(facts(generation=2), after=24, reading=ENOUGH), Phase.FAILED,
+        "someone else changed the config of pod a",
     ),
     before("one pod does not answer just now", scene(facts(), after=24, present=("a", "b"), reading=ENOUGH), STAYS,
            pods=2),
@@ -218,24 +218,24 @@ ON_TRIAL = {"tuned": CHECKING}
 APPLYING = [
     applying("nothing was written yet", scene(facts(), after=1), STAYS, tuned="checking"),
     applying("another proposal is in force", scene(facts(), after=1, tuned=EARLIER), STAYS, tuned="checking"),
-    applying("it could never be written", scene(facts(), after=LATE), Phase.FAILED, "could not be applied in time"),
-    applying("the engines do not have it yet", scene(facts(), after=5, **ON_TRIAL), STAYS),
-    applying("one of two has it", scene(changed(), facts("b"), after=5, **ON_TRIAL), STAYS, pods=2),
-    applying("all have it", scene(changed(), changed("b"), after=5, **ON_TRIAL), Phase.MEASURING_AFTER, pods=2),
-    applying("the queue of before is waited for", scene(changed(), after=5, waiting=3.0, **ON_TRIAL), STAYS,
-             "until the queue of before is empty"),
+    applying("the record is never written", scene(facts(), after=LATE), Phase.FAILED, "could not be applied in time"),
+    applying("the engines do not have the proposal yet", scene(facts(), after=5, **ON_TRIAL), STAYS),
+    applying("one of two has taken it", scene(changed(), facts("b"), after=5, **ON_TRIAL), STAYS, pods=2),
+    applying("both have taken it", scene(changed(), changed("b"), after=5, **ON_TRIAL), Phase.MEASURING_AFTER, pods=2),
+    applying("the old queue is waited for", scene(changed(), after=5, waiting=3.0, **ON_TRIAL), STAYS,
+             "until the old queue is empty"),
     applying("an unknown queue counts as one", scene(changed(), after=5, waiting=None, **ON_TRIAL), STAYS),
     applying("a queue that does not empty in time is the new knobs' own",
              scene(changed(), after=DRAINED, waiting=3.0, **ON_TRIAL), Phase.MEASURING_AFTER),
     applying("the time to drain is not over yet",
              scene(changed(), after=DRAINED - 1, waiting=3.0, **ON_TRIAL), STAYS),
-    applying("they took it late, but they did", scene(changed(), after=LATE, **ON_TRIAL), Phase.MEASURING_AFTER),
-    applying("they never took it", scene(facts(), after=LATE, **ON_TRIAL), Phase.FAILED,
+    applying("the engines took it late", scene(changed(), after=LATE, **ON_TRIAL), Phase.MEASURING_AFTER),
+    applying("the engines never took it", scene(facts(), after=LATE, **ON_TRIAL), Phase.FAILED,
              "the engines did not take it. The old knobs are restored", tuned=None),
-    applying("they could not, and the service says why",
+    applying("the engines could not take it, and the service says why",
              scene(facts(), after=LATE, service_problem="out of memory", **ON_TRIAL), Phase.FAILED, "out of memory",
              tuned=None),
-    applying("they never took it, and an earlier proposal comes back",
+    applying("the engines never took it, and an earlier proposal comes back",
              scene(facts(), after=LATE, tuned=OVER_EARLIER), Phase.FAILED, tuned=EARLIER),
 ]  # fmt: skip
 
@@ -263,11 +263,11 @@ AFTER = [
     after("the engine restarted", scene(changed(started_at=T0), after=5, **ON_TRIAL), STAYS, "pod a restarted",
           tuned=None),
     after("the pod is gone", scene(after=5, present=(), **ON_TRIAL), STAYS, "pod a is gone", tuned=None),
-    after("somebody changed its config", scene(changed(generation=3), after=31, reading=BETTER, **ON_TRIAL), STAYS,
-          "somebody else changed", tuned=None),
+    after("someone changed its config", scene(changed(generation=3), after=31, reading=BETTER, **ON_TRIAL), STAYS,
+          "someone else changed", tuned=None),
     after("the pod does not answer just now", scene(after=31, present=("a",), reading=BETTER, **ON_TRIAL), STAYS),
-    after("the old knobs are asked for, not back yet", scene(changed(wanted=OLD)), STAYS),
-    after("no pod answers while they are restored", scene(present=("a",)), STAYS),
+    after("the old knobs are wanted but not back yet", scene(changed(wanted=OLD)), STAYS),
+    after("no pod answers while the old knobs are restored", scene(present=("a",)), STAYS),
     after("the old knobs are back", scene(facts(generation=3)), Phase.ROLLED_BACK, "The old knobs are back"),
     after("an earlier proposal is back", scene(facts(generation=3), tuned=EARLIER), Phase.ROLLED_BACK),
     after("kept, and the status was lost", scene(changed(), after=31, reading=BETTER, tuned=KEPT), Phase.KEPT,
@@ -295,8 +295,8 @@ def test_a_situation_has_one_next_step(situation: Situation) -> None:
 
 
 @pytest.mark.parametrize("situation", BEFORE + APPLYING + AFTER, ids=lambda one: f"{one.phase.value}: {one.name}")
-def test_a_kill_between_the_two_writes_is_made_good(situation: Situation) -> None:
-    """`tuned` was written and the status lost: the next pass, with the old status, comes to the same end."""
+def test_a_kill_between_the_two_writes_changes_no_outcome(situation: Situation) -> None:
+    """`tuned` was written and the status lost: the next pass, with the old status, reaches the same outcome."""
     taken = situation.taken()
     if not taken.write:
         return
@@ -304,7 +304,7 @@ def test_a_kill_between_the_two_writes_is_made_good(situation: Situation) -> Non
     pods = {uid: replace(pod, wanted=OLD if back else NEW) for uid, pod in situation.seen.pods.items()}
     seen = replace(situation.seen, tuned=taken.tuned, pods=pods)
     again = step(status(situation.phase, pods=situation.pods, to_generation=situation.to_generation), seen)
-    assert not again.write, "what was decided is not decided again"
+    assert not again.write, "a decision is written only once"
     assert again.status.phase is taken.status.phase
     if back and situation.phase is Phase.MEASURING_AFTER:  # it ends once the engines have the old knobs
         restored = replace(seen, pods={"uid-a": facts(generation=9)})
@@ -336,7 +336,7 @@ def test_a_first_window_without_counts_decides_nothing() -> None:
     assert taken.status.message.startswith("Inconclusive: the counts of the first window are not in the status")
 
 
-def test_what_is_written_notes_what_was_in_force_before() -> None:
+def test_the_record_notes_what_was_in_force_before() -> None:
     pinned = replace(PROPOSAL, override_pinned=True, pinned=OLD)
     seen = scene(facts(), after=1, tuned=EARLIER, proposal=pinned)
     record = step(status(Phase.APPLYING), seen).tuned
@@ -348,20 +348,20 @@ def test_what_is_written_notes_what_was_in_force_before() -> None:
 def test_the_new_generations_are_noted_before_the_queue_is_empty() -> None:
     taken = step(status(Phase.APPLYING), scene(changed(generation=5), after=5, waiting=2.0, **ON_TRIAL))
     assert [pod.to_generation for pod in taken.status.pods] == [5]
-    assert taken.status.phase_started_at == T0, "the clock of the phase goes on"
+    assert taken.status.phase_started_at == T0, "the phase's clock keeps running"
 
 
 @pytest.mark.parametrize(
     ("waited", "becomes"), [(LATE, Phase.APPLYING), (DRAINED, Phase.FAILED)], ids=["still draining", "drain over"]
 )
-def test_a_pod_that_took_it_and_is_silent_for_a_moment_is_waited_for(waited: float, becomes: RolloutPhase) -> None:
+def test_a_pod_that_took_the_proposal_and_is_briefly_silent_is_waited_for(waited: float, becomes: RolloutPhase) -> None:
     taken = step(status(Phase.APPLYING), scene(changed(), after=5, waiting=2.0, **ON_TRIAL))
     silent = scene(after=waited, present=("a",), waiting=None, **ON_TRIAL)
     assert step(taken.status, silent).status.phase is becomes
 
 
 def play(readings: dict[bool, WindowReading], *, kill: int | None) -> tuple[RolloutPhase, ActiveRevision | None, int]:
-    """A whole rollout with an engine that obeys at once. The `kill`th written step loses its status."""
+    """A whole rollout with an engine that obeys at once. The status of the `kill`th written step is lost."""
     tuned, generation, writes = None, 1, 0
     now, current = T0, begin(scene(facts()))
     for _ in range(60):
@@ -397,7 +397,7 @@ def test_a_whole_rollout_ends_in_one_config(reading: WindowReading, ends: Rollou
     assert writes == 2
 
 
-def test_a_first_window_that_says_nothing_writes_nothing() -> None:
+def test_an_inconclusive_first_window_writes_nothing() -> None:
     assert play({False: WindowVoid("NaN"), True: BETTER}, kill=None) == (Phase.FAILED, None, 0)
 
 

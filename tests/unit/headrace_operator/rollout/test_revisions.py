@@ -70,7 +70,7 @@ def test_the_empty_revision_is_written_as_an_empty_config_map_of_the_service() -
         ),
     ],
 )
-def test_foreign_content_is_named(text: str, where: str) -> None:
+def test_content_that_is_not_a_record_is_an_error_that_names_the_place(text: str, where: str) -> None:
     with pytest.raises(ValueError, match=where):
         read_active_revision({"data": {names.TUNED_KEY: text}})
 

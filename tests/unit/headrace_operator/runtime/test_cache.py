@@ -1,4 +1,4 @@
-"""The keys under which objects are found again, and what an unknown object is."""
+"""The keys under which objects are indexed, and lookups of objects that are not there."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_a_run_is_found_by_its_service(spec: dict[str, Any] | None, key: Any) ->
         (names.trial_labels("chat", "tune"), {"InferenceService": "chat", "TuningRun": "tune"}),
     ],
 )
-def test_a_child_wakes_what_it_belongs_to(labels: dict[str, str] | None, expected: dict[str, str]) -> None:
+def test_a_child_wakes_its_owners(labels: dict[str, str] | None, expected: dict[str, str]) -> None:
     assert owners(body(labels)) == expected
 
 
@@ -50,7 +50,7 @@ def test_the_cache_keeps_no_managed_fields() -> None:
     assert "managedFields" in fat["metadata"]
 
 
-def test_what_is_not_there_is_none_or_nothing() -> None:
+def test_a_missing_object_is_none_and_missing_lists_are_empty() -> None:
     chat, run = body(), body()
     cache = IndexCache(
         services={("ns", "a"): [chat]},

@@ -1,4 +1,4 @@
-"""Kopf's session signs each request with the credentials of that moment."""
+"""Kopf's session signs each request with the credentials current at that moment."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -58,9 +58,7 @@ async def test_a_refused_token_is_read_again_for_the_next_request(server: tuple[
     assert seen == ["Bearer old", "Bearer good"]
 
 
-async def test_a_login_that_fails_for_the_moment_is_like_a_lost_connection(
-    server: tuple[str, Seen], tmp_path: Path
-) -> None:
+async def test_a_failed_login_looks_like_a_lost_connection(server: tuple[str, Seen], tmp_path: Path) -> None:
     url, seen = server
     clock = [datetime(2026, 1, 1, tzinfo=UTC)]
     (tmp_path / "token").write_text("good")

@@ -13,7 +13,7 @@ from headrace_operator.runtime.work_queue import Backoff, WorkQueue
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose time jumps to the next timer as soon as nothing else is to be done."""
+    """A loop whose time jumps to the next timer as soon as there is nothing else to do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_keys_come_in_the_order_of_their_arrival() -> None:
     run(scenario)
 
 
-def test_the_sooner_of_two_delays_counts() -> None:
+def test_of_two_delays_the_sooner_counts() -> None:
     async def scenario() -> None:
         queue: WorkQueue[str] = WorkQueue()
         queue.add_after("a", 5)
@@ -131,7 +131,7 @@ def test_a_forgotten_key_is_not_due() -> None:
     run(scenario)
 
 
-def test_the_oldest_key_is_known() -> None:
+def test_the_age_of_the_oldest_key_is_known() -> None:
     async def scenario() -> None:
         queue: WorkQueue[str] = WorkQueue()
         assert queue.oldest() == 0

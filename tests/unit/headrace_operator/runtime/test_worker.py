@@ -1,4 +1,4 @@
-"""Workers: a failure comes back later, a bug never ends one, a dead one is told to the probe."""
+"""Workers: a failed key comes back later, a bug never ends a worker, and the probe reports a dead one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ def counted(subject: WorkerPool, result: str) -> float:
     ("error", "result"),
     [(Unavailable("503"), "unavailable"), (TimeoutError(), "unavailable"), (ZeroDivisionError(), "bug")],
 )
-async def test_whatever_goes_wrong_comes_again(error: Exception, result: str) -> None:
+async def test_a_key_whose_pass_failed_comes_back(error: Exception, result: str) -> None:
     passes = 0
     done = asyncio.Event()
 
@@ -73,7 +73,7 @@ async def test_a_conflict_comes_again_soon_and_wakes_go_to_the_queue() -> None:
     assert seen == [KEY, KEY, other]
 
 
-async def test_the_probe_tells_of_dead_workers_and_stuck_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_probe_reports_dead_workers_and_stuck_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     async def reconcile(key: Key) -> Requeue:
         return Requeue()
 

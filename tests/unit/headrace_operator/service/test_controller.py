@@ -17,7 +17,7 @@ from headrace_operator.service.controller import SOON
 
 
 async def serving(world: World, **spec: object) -> str:
-    """A service with one ready pod that has proven itself. The pod's address."""
+    """Create a service with one ready pod that has served a token. Returns the pod's address."""
     world.cluster.put(service(**spec))
     await world.reconcile()
     address = world.run_pod()
@@ -179,7 +179,7 @@ async def test_another_slo_reaches_running_engines_without_a_restart(world: Worl
     assert world.condition("Ready")["status"] == "True"
 
 
-async def test_an_slo_that_somebody_else_set_is_corrected(world: World) -> None:
+async def test_an_slo_that_someone_else_set_is_corrected(world: World) -> None:
     address = await serving(world)
     engine = world.engines.by_address[address]
     engine.slo = {"ttft_seconds": 1.0}
@@ -238,7 +238,7 @@ async def test_a_missing_model_is_named_and_heals_when_the_path_is_corrected(wor
     assert world.condition("Ready")["status"] == "True"
 
 
-async def test_an_unschedulable_pod_speaks_in_the_schedulers_words(world: World) -> None:
+async def test_an_unschedulable_pod_is_explained_by_the_schedulers_message(world: World) -> None:
     world.cluster.put(service(resources={"gpu": {"count": 4}}))
     await world.reconcile()
     labels = world.cluster.objects["Deployment", NS, "chat"]["spec"]["template"]["metadata"]["labels"]
@@ -284,7 +284,7 @@ async def test_a_bad_spec_is_a_condition_and_leaves_what_runs_alone(
     assert world.condition("EngineReady")["status"] == "True"
 
 
-async def test_a_strangers_object_of_the_same_name_is_not_taken_over(world: World) -> None:
+async def test_another_owners_object_of_the_same_name_is_not_taken_over(world: World) -> None:
     world.cluster.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "chat-engine", "namespace": NS}})
     world.cluster.put(service())
     await world.reconcile()
@@ -339,7 +339,7 @@ async def test_any_failed_call_heals_in_the_next_passes(world: World, fault: Kub
     assert not world.cluster.faults
 
 
-async def test_a_refused_write_is_told(world: World) -> None:
+async def test_a_refused_write_is_reported(world: World) -> None:
     world.cluster.put(service())
     world.cluster.faults.extend([None, None, None, KubeError("quota exceeded", status=403)])
     again = await world.reconcile()
@@ -358,7 +358,7 @@ async def test_a_lost_status_write_is_raised_and_repeated(world: World) -> None:
     assert world.status()["config"]["decodeRatio"] == 0.25
 
 
-async def test_each_transition_is_one_event_also_across_restarts(world: World) -> None:
+async def test_each_transition_is_one_event_even_across_restarts(world: World) -> None:
     await serving(world)
     world.restart_operator()
     await world.reconcile()

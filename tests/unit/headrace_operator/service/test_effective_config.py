@@ -1,4 +1,4 @@
-"""defaults < proposal < spec, and the one exception."""
+"""The order of precedence, defaults < proposal < spec, and its one exception."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -30,7 +30,7 @@ def proposal(knobs: dict[str, Any], **more: Any) -> ActiveRevision:
     )  # fmt: skip
 
 
-def test_a_proposal_fills_what_nobody_pinned() -> None:
+def test_a_proposal_sets_only_knobs_that_are_not_pinned() -> None:
     config = effective_config(of(decodeRatio=0.25), proposal({"decode_ratio": 0.5, "prefill_chunk_size": 64}))
     assert config.wanted.values == {"prefill_chunk_size": 64, "decode_ratio": 0.25}
     assert config.sources["prefill_chunk_size"] is KnobSource.TUNED

@@ -1,4 +1,4 @@
-"""Who set a knob, since when."""
+"""Who set a knob, and when."""
 
 from datetime import UTC, datetime
 
@@ -38,5 +38,5 @@ def test_each_knob_has_a_value_a_source_and_a_class() -> None:
     assert lines["blockSize"].to_json()["class"] == "restart"
 
 
-def test_an_unowned_field_has_no_known_manager() -> None:
+def test_a_field_without_an_owner_has_an_unknown_manager() -> None:
     assert manager_of(("spec", "replicas"), FIELDS) == ("unknown", "")

@@ -28,8 +28,8 @@ def test_a_hub_model_has_revisions() -> None:
     ("spec", "message"),
     [
         ({"uri": "file://models/tiny"}, "three slashes: file:///models/tiny"),
-        ({"uri": "pvc://claim/path"}, "pvc:// is not served from yet"),
-        ({"uri": "s3://bucket/path"}, "s3:// is not served from yet"),
+        ({"uri": "pvc://claim/path"}, "pvc:// is not supported yet"),
+        ({"uri": "s3://bucket/path"}, "s3:// is not supported yet"),
         ({"uri": "file:///models/tiny", "revision": "v2"}, "has no revisions"),
         ({"uri": "s3://bucket/path", "revision": "v2"}, "has no revisions"),
         ({"uri": "hf://org/model", "tokenizer": "hf://org/other"}, "spec.model.tokenizer"),

@@ -1,4 +1,4 @@
-"""Custom resources to objects, as YAML. HEADRACE_REWRITE_GOLDENS=1 writes what is made now; read the diff then."""
+"""The objects made from custom resources, as YAML. HEADRACE_REWRITE_GOLDENS=1 rewrites them; then read the diff."""
 
 import os
 from pathlib import Path

@@ -44,7 +44,7 @@ def test_a_pod_that_needs_no_preparation_has_no_init_containers() -> None:
 
 
 @pytest.mark.parametrize("name", ["POD_IP", "HEADRACE_ADMIN_TOKEN"])
-def test_what_the_engine_gets_from_us_cannot_be_overridden(name: str) -> None:
+def test_variables_that_the_operator_sets_cannot_be_overridden(name: str) -> None:
     with pytest.raises(SpecRefusedError, match=f"{name} is set by the operator"):
         pod(engine={"env": [{"name": name, "value": "x"}]})
 

@@ -1,4 +1,4 @@
-"""Pods and probes to one finding: what keeps the engines from being ready."""
+"""The finding that pods and probes lead to: why the engines are not ready."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,8 +34,8 @@ MISSING = EngineExit(ExitKind.MODEL_NOT_FOUND, "model /x does not exist").to_tex
 SETTINGS = EngineExit(ExitKind.SETTINGS, "--port 0 is odd").to_text()
 
 SITUATIONS = {
-    "nothing asked for": (fleet(replicas=0), Reason.SCALED_TO_ZERO, "replicas is 0"),
-    "nothing asked for, some there": (fleet(READY, replicas=0), Reason.SCALED_TO_ZERO, "replicas is 0"),
+    "no replicas wanted": (fleet(replicas=0), Reason.SCALED_TO_ZERO, "replicas is 0"),
+    "no replicas wanted, some still there": (fleet(READY, replicas=0), Reason.SCALED_TO_ZERO, "replicas is 0"),
     "no pod yet": (fleet(), Reason.PODS_PENDING, "0 of 1 pods ready at revision new"),
     "no Deployment yet": (fleet(revision=""), Reason.PODS_PENDING, "0 of 1 pods ready"),
     "pending": (fleet(PENDING), Reason.PODS_PENDING, "0 of 1 pods ready"),
@@ -70,8 +70,8 @@ SITUATIONS = {
         Reason.OUT_OF_MEMORY,
         "exceeded its memory limit",
     ),
-    "ended well once": (fleet(crashed(code=0, running=True)), Reason.ENGINE_STARTING, "loading"),
-    "ends well again and again": (
+    "exited once with code 0": (fleet(crashed(code=0, running=True)), Reason.ENGINE_STARTING, "loading"),
+    "keeps exiting with code 0": (
         fleet(crashed(code=0, waiting="CrashLoopBackOff")),
         Reason.CRASH_LOOPING,
         "exited with code 0",
@@ -81,7 +81,7 @@ SITUATIONS = {
         Reason.PODS_PENDING,
         "0 of 1 pods ready at revision new; 1 of an older revision still there",
     ),
-    "an old pod's crash says nothing of the new revision": (
+    "an old pod's crash does not count against the new revision": (
         fleet(crashed(MISSING, revision="old"), PENDING),
         Reason.PODS_PENDING,
         "0 of 1",
@@ -89,7 +89,7 @@ SITUATIONS = {
     "one of two": (fleet(READY, PENDING, replicas=2), Reason.PODS_PENDING, "1 of 2 pods ready"),
     "evicted": (fleet(replace(READY, phase="Failed")), Reason.PODS_PENDING, "0 of 1"),
     "going": (fleet(replace(READY, terminating=True)), Reason.PODS_PENDING, "0 of 1"),
-    "not looked at": (fleet(READY), Reason.CONFIG_PENDING, "not in force yet on a"),
+    "not probed": (fleet(READY), Reason.CONFIG_PENDING, "not in force yet on a"),
     "config refused": (
         fleet(READY, probed={"a": EngineProbe(refused="no such knob")}),
         Reason.CONFIG_REFUSED,
@@ -110,13 +110,13 @@ SITUATIONS = {
         Reason.CONFIG_REFUSED,
         "pod c: y",
     ),
-    "silent, seen right before": (
+    "silent, config seen in force before": (
         fleet(READY, probed={"a": EngineProbe(in_force=True, unreachable="no answer")}),
         Reason.ENGINES_READY,
         "1 of 1",
     ),
     "ready": (fleet(READY, probed={"a": IN_FORCE}), Reason.ENGINES_READY, "1 of 1 engines ready at revision new"),
-    "more than asked for": (
+    "more than wanted": (
         fleet(READY, replace(READY, name="c", uid="c"), probed={"a": IN_FORCE, "c": IN_FORCE}),
         Reason.ENGINES_READY,
         "2 of 1",
@@ -125,7 +125,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("case", SITUATIONS)
-def test_situations_and_what_is_said_of_them(case: str) -> None:
+def test_each_situation_has_its_reason_and_message(case: str) -> None:
     subject, reason, words = SITUATIONS[case]
     finding = engines_ready(subject)
     assert finding.reason is reason
@@ -133,7 +133,7 @@ def test_situations_and_what_is_said_of_them(case: str) -> None:
     assert finding.holds is (reason is Reason.ENGINES_READY)
 
 
-def test_last_words_are_short() -> None:
+def test_a_long_last_message_is_cut() -> None:
     finding = engines_ready(fleet(crashed("x" * 2000)))
     assert len(finding.message) < LAST_WORDS + 200
     assert finding.message.endswith("…")
@@ -152,7 +152,7 @@ CUDA = replace(STATE, device="cuda")
         (replace(STATE, pretend_gpu=True), True, "1 of 1 on a pretend GPU: the CPU does the work"),
     ],
 )
-def test_what_the_engines_run_on_is_said_plainly(state: RunningEngine | None, on_gpu: bool, said: str) -> None:
+def test_the_message_says_plainly_what_the_engines_run_on(state: RunningEngine | None, on_gpu: bool, said: str) -> None:
     probed = {"a": EngineProbe(state=state, in_force=True)}
     assert devices(fleet(READY, probed=probed), on_gpu=on_gpu) == said
 

@@ -1,4 +1,4 @@
-"""What is observed of a service to its status."""
+"""The status that is made from what is observed of a service."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -110,7 +110,7 @@ SITUATIONS: dict[str, tuple[ServiceObservation, dict[str, tuple[str, str]]]] = {
         {"EngineReady": ("True", "EnginesReady"), "Ready": ("False", "SpecNotValid")},
     ),
     "a name is taken": (
-        seen(conflict="Service chat belongs to somebody"),
+        seen(conflict="Service chat belongs to someone else"),
         {"EngineReady": ("False", "NameTaken"), "Ready": ("False", "NameTaken")},
     ),
     "a write failed": (seen(api_error="quota"), {"Ready": ("True", "Serving"), "Progressing": ("False", "APIError")}),
@@ -129,10 +129,10 @@ def test_situations_and_their_conditions(case: str) -> None:
     assert {type_: found[type_] for type_ in expected} == expected
 
 
-def test_what_serves_under_a_refused_spec_is_said() -> None:
+def test_pods_that_keep_serving_under_a_refused_spec_are_mentioned() -> None:
     made = service_status(SERVICE, seen(config=None, spec_problem=REFUSED), now=NOW)
     ready = next(item for item in made.conditions if item.type == "Ready")
-    assert ready.message == "max_num_seqs is odd; 1 pods of the last valid spec go on serving"
+    assert ready.message == "max_num_seqs is odd; 1 pods of the last valid spec keep serving"
 
 
 def test_a_refused_spec_keeps_what_was_last_in_force() -> None:
@@ -192,7 +192,7 @@ def condition(status: str, reason: str, type_: str = "Ready", message: str = "m"
 
 
 @pytest.mark.parametrize(
-    ("new", "told"),
+    ("new", "posted"),
     [
         (condition("True", "Serving"), False),
         (condition("True", "Serving", message="other words"), False),
@@ -201,8 +201,8 @@ def condition(status: str, reason: str, type_: str = "Ready", message: str = "m"
         (condition("True", "Serving", "EngineReady"), True),
     ],
 )
-def test_another_status_or_reason_is_worth_an_event_other_words_are_not(new: Condition, told: bool) -> None:
-    assert changed([condition("True", "Serving")], [new]) == ([new] if told else [])
+def test_a_new_status_or_reason_is_worth_an_event_a_new_message_is_not(new: Condition, posted: bool) -> None:
+    assert changed([condition("True", "Serving")], [new]) == ([new] if posted else [])
 
 
 @pytest.mark.parametrize(("status", "holds"), [("True", True), ("False", False), ("Unknown", False)])

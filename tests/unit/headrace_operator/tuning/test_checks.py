@@ -1,4 +1,4 @@
-"""What keeps a run from beginning: a refusal that names the field, or another run that goes first."""
+"""Reasons for a run not to begin: a refusal that names the field, or another run that goes first."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", FINE)
-def test_a_run_that_can_do_what_it_says_is_let_through(case: str) -> None:
+def test_a_run_that_can_be_carried_out_is_accepted(case: str) -> None:
     run, subject = FINE[case]
     check(TuningRun.parse(tuning_run(**run)), InferenceService.parse(service(**subject)))
 
@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Reason, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_run_that_never_can_is_refused_with_what_to_do(case: str) -> None:
+def test_a_run_that_can_never_be_carried_out_is_refused_with_a_remedy(case: str) -> None:
     run, subject, reason, words = REFUSED[case]
     with pytest.raises(SpecRefusedError, match=words) as error:
         check(TuningRun.parse(tuning_run(**run)), InferenceService.parse(service(**subject)))

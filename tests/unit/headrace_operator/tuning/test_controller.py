@@ -41,7 +41,7 @@ async def ready(world: World, **spec: Any) -> str:
 
 
 async def searching(world: World, **spec: Any) -> str:
-    """A run whose Job exists; the stable pod's address."""
+    """Create a run whose Job exists. Returns the stable pod's address."""
     address = await ready(world)
     world.cluster.put(tuning_run(**spec))
     await world.reconcile_run()
@@ -55,12 +55,12 @@ def is_before(query: Any) -> bool:
 
 
 def better(query: Any) -> Any:
-    """Before: half of 80 requests are good; after: nearly all."""
+    """Windows in which half of 80 requests are good before the rollout, and nearly all after it."""
     return WindowMeasured(stats(80, 40 if is_before(query) else 78))
 
 
 async def drive(world: World, passes: int = 40) -> str:
-    """Both reconcilers until the run is over. Its rollout's phase."""
+    """Run both reconcilers until the run is over. Returns the phase of its rollout."""
     for _ in range(passes):
         for step in (world.reconcile_run, world.reconcile):
             try:
@@ -82,11 +82,11 @@ def in_force(world: World, address: str) -> tuple[Any, Any]:
 async def test_a_run_waits_for_its_service_and_says_so(world: World) -> None:
     world.cluster.put(tuning_run())
     await world.reconcile_run()
-    assert (world.run()["phase"], world.run()["message"]) == ("Pending", "waits for InferenceService chat")
+    assert (world.run()["phase"], world.run()["message"]) == ("Pending", "waiting for InferenceService chat")
     world.cluster.put(service(slo=SLO))
     await world.reconcile()
     await world.reconcile_run()
-    assert world.run()["message"].startswith("waits for InferenceService chat to be Ready")
+    assert world.run()["message"].startswith("waiting for InferenceService chat to be Ready")
 
 
 async def test_without_prometheus_a_run_waits(world: World) -> None:
@@ -195,7 +195,7 @@ async def test_a_better_proposal_is_kept_and_no_pod_restarts(world: World) -> No
         (WindowPending("stale"), "Inconclusive: Prometheus"),
     ],
 )
-async def test_what_does_not_prove_better_is_rolled_back(world: World, after: Any, words: str) -> None:
+async def test_a_proposal_that_does_not_prove_better_is_rolled_back(world: World, after: Any, words: str) -> None:
     address = await searching(world, apply="Auto")
     world.record(IMPROVED)
     world.metrics.answer = lambda query: better(query) if is_before(query) else after
@@ -209,7 +209,7 @@ async def test_what_does_not_prove_better_is_rolled_back(world: World, after: An
 @pytest.mark.parametrize(
     "reading", [WindowVoid("NaN"), WindowPending("stale"), WindowMeasured(stats(0, 0))], ids=["nan", "stale", "empty"]
 )
-async def test_without_a_measure_of_before_nothing_is_changed(world: World, reading: Any) -> None:
+async def test_without_a_first_window_nothing_is_changed(world: World, reading: Any) -> None:
     address = await searching(world, apply="Auto")
     world.record(IMPROVED)
     world.metrics.answer = lambda query: reading
@@ -266,7 +266,7 @@ async def test_an_engine_that_is_silent_for_a_moment_changes_nothing(world: Worl
 
 
 @pytest.mark.parametrize("queue", [7.0, None])
-async def test_what_queued_up_before_is_not_held_against_the_proposal(world: World, queue: float | None) -> None:
+async def test_requests_queued_before_do_not_count_against_the_proposal(world: World, queue: float | None) -> None:
     await searching(world, apply="Auto")
     world.record(IMPROVED)
     world.metrics.answer = better
@@ -276,12 +276,12 @@ async def test_what_queued_up_before_is_not_held_against_the_proposal(world: Wor
     await drive(world, 1)
     next(iter(world.engines.by_address.values())).down = False
     assert world.run()["rollout"]["phase"] == "Applying"
-    assert world.run()["message"] == "waits until the queue of before is empty"
+    assert world.run()["message"] == "waiting until the old queue is empty"
     world.metrics.queue = 0.0
     assert await drive(world) == "Kept"
 
 
-async def test_a_queue_that_never_empties_does_not_hold_a_rollout_for_ever(world: World) -> None:
+async def test_a_queue_that_never_empties_does_not_hold_up_a_rollout_forever(world: World) -> None:
     await searching(world, apply="Auto")
     world.record(IMPROVED)
     world.metrics.answer = lambda query: better(query) if is_before(query) else WindowMeasured(stats(80, 40))
@@ -289,7 +289,7 @@ async def test_a_queue_that_never_empties_does_not_hold_a_rollout_for_ever(world
     assert await drive(world, 80) == "RolledBack"
 
 
-async def test_a_pod_that_goes_while_measured_before_ends_the_rollout_unchanged(world: World) -> None:
+async def test_a_pod_lost_during_the_first_window_ends_the_rollout_with_nothing_changed(world: World) -> None:
     await searching(world, apply="Auto")
     world.record(IMPROVED)
     await drive(world, 1)
@@ -336,7 +336,7 @@ async def test_a_service_deleted_midway_fails_the_run_and_stops_its_job(world: W
     assert not left & {"Deployment", "Job"}
 
 
-async def test_a_failed_job_says_why_in_its_pods_words(world: World) -> None:
+async def test_a_failed_job_is_explained_by_its_pods_last_message(world: World) -> None:
     await searching(world)
     labels = {names.MANAGED_BY_LABEL: names.MANAGED_BY, names.TUNING_RUN_LABEL: "tune"}
     ended = {"terminated": {"exitCode": 3, "reason": "Error", "message": "cannot reach the engine"}}
@@ -360,7 +360,7 @@ async def test_a_failed_job_says_why_in_its_pods_words(world: World) -> None:
         ({}, {"knobs": [{"name": "maxNumBatchedTokens", "choices": [4096]}]}, "InvalidConfig"),
     ],
 )
-async def test_what_can_never_work_is_refused_at_once(
+async def test_a_run_that_can_never_work_is_refused_at_once(
     world: World, config: dict[str, Any], run: dict[str, Any], reason: str
 ) -> None:
     await ready(world, engine={"config": config})
@@ -375,7 +375,7 @@ async def test_a_second_run_waits_for_the_first(world: World) -> None:
     await searching(world)
     world.cluster.put(tuning_run("later"))
     await world.reconcile_run("later")
-    assert world.run("later")["message"] == "waits for TuningRun tune, which tunes InferenceService chat first"
+    assert world.run("later")["message"] == "waiting for TuningRun tune, which tunes InferenceService chat first"
 
 
 async def test_a_changed_template_ends_the_study(world: World) -> None:
@@ -398,7 +398,7 @@ async def test_a_config_changed_since_the_study_is_not_overruled(world: World) -
     assert in_force(world, address) == (None, 0.1)
 
 
-async def test_whoever_edits_an_overridden_knob_later_wins(world: World) -> None:
+async def test_a_later_edit_of_an_overridden_knob_wins(world: World) -> None:
     await ready(world, engine={"config": {"prefillChunkSize": 256, "decodeRatio": 0.0}})
     address = next(iter(world.engines.by_address))
     world.cluster.put(tuning_run(apply="Auto", overridePinned=True))

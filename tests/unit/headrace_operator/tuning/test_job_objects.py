@@ -1,4 +1,4 @@
-"""What the tuning Job may do, and what it is told."""
+"""The tuning Job: its permissions and its arguments."""
 
 from operator_resources import IMAGES, tuning_run
 
@@ -23,7 +23,7 @@ def test_the_records_are_there_before_the_job_and_the_role_before_its_binding() 
     assert kinds == ["ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Job"]
 
 
-def test_the_tuner_is_told_where_everything_is() -> None:
+def test_the_tuner_gets_every_address() -> None:
     job = job_objects(RUN, URLS, images=IMAGES)[-1]
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]

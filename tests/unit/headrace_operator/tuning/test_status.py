@@ -1,4 +1,4 @@
-"""Records, trial and rollout to a run's status."""
+"""The status that is made from a run's records, trial and rollout."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -53,7 +53,7 @@ APPLIED: dict[str, tuple[str, StudyRecord | None, RolloutPhase | None, bool, Rea
     "kept": ("Auto", IMPROVED, RolloutPhase.KEPT, True, Reason.KEPT),
     "rolled back": ("Auto", IMPROVED, RolloutPhase.ROLLED_BACK, False, Reason.ROLLED_BACK),
     "failed": ("Auto", IMPROVED, RolloutPhase.FAILED, False, Reason.APPLY_FAILED),
-    "kept although apply was taken back": ("Never", IMPROVED, RolloutPhase.KEPT, True, Reason.KEPT),
+    "kept although apply was withdrawn": ("Never", IMPROVED, RolloutPhase.KEPT, True, Reason.KEPT),
 }
 
 
@@ -76,7 +76,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize("phase", RolloutPhase)
-def test_a_rollouts_phase_is_one_of_the_run(phase: RolloutPhase) -> None:
+def test_every_rollout_phase_maps_to_a_phase_of_the_run(phase: RolloutPhase) -> None:
     assert rollout_phase(rollout(phase)) is PHASES[phase]
 
 
@@ -128,7 +128,7 @@ def test_the_total_is_the_studys_or_the_budgets(
     assert made.trials.total == expected
 
 
-def test_what_was_known_is_not_lost_with_the_records() -> None:
+def test_lost_records_do_not_erase_what_the_status_knew() -> None:
     subject = run()
     known = run_status(
         subject,

@@ -1,4 +1,4 @@
-"""What the status makes of the Job's records, those included that it cannot read."""
+"""What the status makes of the Job's records, including those that it cannot read."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -51,6 +51,6 @@ def test_records_that_cannot_be_read_are_named_and_left_out() -> None:
     assert [trial.number for trial in found.trial_log] == [1]
 
 
-def test_no_records_yet_say_nothing() -> None:
+def test_without_records_the_status_has_no_trials() -> None:
     assert status(None).trials is None
     assert status({}).message == "trial 2"

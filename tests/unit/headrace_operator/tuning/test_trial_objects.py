@@ -17,7 +17,7 @@ SLO = {"ttft": {"threshold": "1s"}}
 
 
 def made(run: dict[str, Any], **spec: Any) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Objects of the service and of its trial, by kind."""
+    """The objects of the service and those of its trial, each by kind."""
     subject = InferenceService.parse(service(**spec))
     wanted = effective_config(subject, None).wanted
     own = service_objects(subject, wanted, images=IMAGES, token="s")
