@@ -28,7 +28,7 @@ class Where:
 
 
 async def ask_service(where: Where, request: str) -> Told:
-    """The report on `request` from the pod that served it. Raises `KubeError`, or `EngineCallError` if no pod knows it."""
+    """The report on `request` from the pod that served it. Raises `KubeError`, `EngineCallError` if no pod has it."""
     async with Kube.auto(where.context) as kube:
         namespace = where.namespace or kube.connection.namespace
         label = names.selector_string({names.SERVICE_LABEL: where.service})

@@ -1,4 +1,4 @@
-"""What came of a comparison: tables for people, a dictionary for programs."""
+"""The result of a comparison: tables for people, a dictionary for programs."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _table(title: str, *, width: int | None = None) -> Table:
 
 
 def as_dict(plan: QualityPlan, result: QualityResult) -> dict[str, Any]:
-    """All of it, for programs. What is not a number or infinite is null."""
+    """The whole result, JSON-ready. NaN and infinities become None."""
     asked = plan.request
     value = {
         "model": result.model,
