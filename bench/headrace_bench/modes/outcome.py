@@ -143,7 +143,7 @@ def throughput(run: LevelRun, *, batch: int) -> tuple[float, float]:
     """Requests and tokens a second.
 
     Static batching under full load is counted in whole batches: a window that ends inside one would credit it with its
-    full beginning and not charge it for its empty end.
+    full beginning but leave out its nearly empty end.
     """
     if run.mode is Mode.STATIC and run.level is Level.FULL:
         whole = _whole_batches(run.records, batch)

@@ -64,7 +64,7 @@ def _facts(side: Side) -> str:
 
 def _pairs(result: QualityResult, plan: QualityPlan) -> Table:
     """One column for each pair, one row for each measure; an interval is under its estimate."""
-    table = _table("Do they say the same?")
+    table = _table("Are the outputs the same?")
     table.caption = (
         "NLL is in nats a token; its difference is the mean over texts, positive where the first is worse. Intervals "
         f"of {plan.rules.confidence:.0%}: Student's t over texts for means, Wilson's for shares."
