@@ -2,9 +2,9 @@
 
 Requests of one run depend on each other: one long prefill spoils all beside it. So the bootstrap resamples not requests
 but stretches of neighbours (circular block bootstrap, blocks of about the square root of the count); if both runs
-had the same plan, it takes the same stretches of both. An interval of p99 from fewer than about 300 requests is too narrow: no
-sample holds what is rarer than itself. And one run a side cannot show how much a run differs from the next: for that,
-compare several.
+had the same plan, it takes the same stretches of both. An interval of p99 from fewer than about 300 requests is too
+narrow: a small sample misses rarer values. And one run a side cannot show how much runs differ from each other: for
+that, compare several.
 """
 
 from __future__ import annotations
