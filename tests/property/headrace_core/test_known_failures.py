@@ -1,4 +1,4 @@
-"""Publicly reported failures of other engines, each as a test. The model's KV cache is real: wrong KV is wrong output."""
+"""Known failures of other engines, each as a test. The model's KV cache is real: wrong KV is wrong output."""
 
 import itertools
 import random
