@@ -1,1 +1,1 @@
-"""Everything that `headrace bench` does outside the engine."""
+"""The commands of `headrace bench` that run outside the engine."""

@@ -1,4 +1,4 @@
-"""A command whose options are the fields of a dataclass: one table gives flags, help and the value passed on."""
+"""Commands whose options are the fields of a dataclass, which gives flags, help and the value that is passed on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def with_options(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, which takes its arguments and then `options`, a flag for each field of that dataclass.
+    """Give a command that takes its arguments and then `options` a flag for each field of that dataclass.
 
     Fields are `Annotated[type, option(...)]` with a default, so that a test can make one without a command line.
     """
@@ -48,7 +48,7 @@ def seconds(value: str | float) -> float:
 
 
 def option(text: str, *flags: str, panel: str, **more: Any) -> Any:
-    """One option: its help, flags where they differ from the field's name, and the panel of the help that it is in."""
+    """One option: its help, flags if they differ from the field's name, and its panel in the help."""
     return typer.Option(*flags, help=text, rich_help_panel=panel, **more)
 
 

@@ -1,4 +1,4 @@
-"""One command of the engine in a process of its own: its package, and torch with it, stays out of this one."""
+"""Runs an engine command as a subprocess, so that this process imports neither its package nor torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LONGEST_LINE = 1 << 20  # bytes
 
 
 async def engine_command(*words: str, given: str = "", seen: Callable[[str], bool] = lambda _: False) -> str:
-    """What `python -m headrace_engine WORDS` prints, with `given` on its standard input.
+    """Run `python -m headrace_engine WORDS` with `given` on standard input; return its standard output.
 
-    `seen` is called with each line of its standard error as it comes; lines for which it returns True are no part of
-    the message when the command fails. Raises `BenchError` with the command's own words.
+    `seen` is called with each line of its standard error as it comes; lines for which it returns True are left out of
+    the message if the command fails. Raises `BenchError` with the command's standard error.
     """
     if importlib.util.find_spec("torch") is None:
         raise BenchError(
@@ -61,4 +61,4 @@ async def _write(process: asyncio.subprocess.Process, given: str) -> None:
         process.stdin.close()
         await process.stdin.wait_closed()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it ended without reading; its exit code and its words say why
+        pass  # it ended without reading; its exit code and standard error say why

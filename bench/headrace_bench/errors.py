@@ -6,4 +6,4 @@ from headrace_core.errors import HeadraceError
 
 
 class BenchError(HeadraceError):
-    """A benchmark cannot begin or go on; the message says what, where, why and what to do."""
+    """A benchmark cannot start or continue; the message says what, where, why and what to do."""

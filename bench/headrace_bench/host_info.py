@@ -1,4 +1,4 @@
-"""The machine under a benchmark: numbers mean little without it."""
+"""Facts about the machine that ran a benchmark: the numbers mean little without them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cores() -> int:
 
 
 def load_average() -> float | None:
-    """Processes that want a core, over the last minute."""
+    """Load average over the last minute: processes that run or wait for a core."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 

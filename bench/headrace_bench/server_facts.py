@@ -1,4 +1,4 @@
-"""What a server says about itself, as far as it does: its version, and an engine of ours its device and its config."""
+"""Facts that a server reports about itself: its version and, for a Headrace engine, its device and config."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace_core import metric_names as metrics
 from headrace_core.knobs.table import spelled
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
-LONGEST = 300  # characters of a version that anybody would believe
+LONGEST = 300  # most characters that a plausible version has
 
 
 async def server_facts(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """JSON-ready facts; empty where the server says nothing. Never fails for that."""
+    """JSON-ready facts; empty if the server reports none. Never fails for that."""
     facts = facts_of(await _get(session, f"{url}/metrics") or "")
     version = await _get(session, f"{url}/version")
     if version is not None and len(version) <= LONGEST:
@@ -27,7 +27,7 @@ async def server_facts(session: aiohttp.ClientSession, url: str) -> dict[str, An
 
 
 def facts_of(exposition: str) -> dict[str, Any]:
-    """The labels of our info metrics: `engine`, and `config` with the hot knobs in force as text."""
+    """The labels of Headrace's info metrics: `engine`, and `config` with the hot knobs in force as text."""
     facts: dict[str, Any] = {}
     for sample in prom_text.parse(exposition):
         if sample.name == metrics.ENGINE_INFO.series:
@@ -38,7 +38,7 @@ def facts_of(exposition: str) -> dict[str, Any]:
 
 
 def differing(config: Mapping[str, str], wanted: Mapping[str, Any]) -> list[str]:
-    """Knobs that a server has in force with another value than `wanted`, in words."""
+    """Knobs that a server has in force with another value than `wanted`, as text."""
     return [
         f"{name} is {config[name]}, not {spelled(value)}"
         for name, value in wanted.items()

@@ -1,4 +1,4 @@
-"""`headrace bench`: one group over benchmarks that live in different parts."""
+"""`headrace bench`: one group for the benchmarks of the engine and of headrace_bench."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace_cli.lazy import LazyCommand, lazy_group
 BENCHES = {
     "engine": LazyCommand("headrace_engine.cli:bench_engine", "engine", "Step times of a model on this machine."),
     "quality": LazyCommand(
-        "headrace_bench.quality.command:bench_quality", "bench", "Whether two configs say the same."
+        "headrace_bench.quality.command:bench_quality", "bench", "Whether two configs give the same answers."
     ),
     "serve": LazyCommand("headrace_bench.serve.command:bench_serve", "bench", "Load on any OpenAI server."),
     "compare": LazyCommand("headrace_bench.serve.command:bench_compare", "bench", "Two results of serve side by side."),

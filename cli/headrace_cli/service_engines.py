@@ -1,4 +1,4 @@
-"""The engines of an InferenceService, asked one by one what became of a request."""
+"""Finds the trace of a request by asking each engine of an InferenceService in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace_client.kube import Kube
 from headrace_client.resources import PODS, SECRETS
 
 Told = Mapping[str, Any]
-SECONDS = 10.0  # for one pod's answer; an address that routes nowhere gives none
+SECONDS = 10.0  # for one pod's answer; an unroutable address never answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Where:
 
 
 async def ask_service(where: Where, request: str) -> Told:
-    """What the pod that served `request` tells of it. Raises `KubeError`, or `EngineCallError` if no pod knows it."""
+    """The report on `request` from the pod that served it. Raises `KubeError`, `EngineCallError` if no pod has it."""
     async with Kube.auto(where.context) as kube:
         namespace = where.namespace or kube.connection.namespace
         label = names.selector_string({names.SERVICE_LABEL: where.service})
@@ -58,7 +58,7 @@ def _secret(pod: Mapping[str, Any]) -> str:
 async def _token(kube: Kube, name: str, namespace: str) -> str:
     secret = await kube.get(SECRETS, name, namespace)
     if secret is None:
-        raise KubeError(f"Secret {namespace}/{name}, which has the token of the admin port, does not exist")
+        raise KubeError(f"Secret {namespace}/{name}, which holds the token of the admin port, does not exist")
     return base64.b64decode(secret["data"][names.ADMIN_TOKEN_KEY]).decode()
 
 

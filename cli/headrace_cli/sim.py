@@ -30,7 +30,7 @@ def replay(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="A recorded schedule.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Do a recorded scheduler's calls again and compare each answer, byte by byte. Exits 1 where one differs."""
+    """Repeat a recorded scheduler's calls and compare each answer byte by byte. Exits 1 if one differs."""
     report = replay_lines(_lines(file))
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
@@ -40,10 +40,10 @@ def replay(
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """The file's lines, with a progress bar where somebody watches."""
+    """The file's lines, with a progress bar if standard error is a terminal."""
     columns = (TextColumn("Replaying"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
     console = Console(stderr=True)
-    # What is no UTF-8 must reach the replay, which says in which line it is.
+    # Invalid UTF-8 must reach the replay, which reports its line.
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
         file.open(encoding="utf-8", errors="replace", newline="\n") as stream,

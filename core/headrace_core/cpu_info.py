@@ -1,8 +1,8 @@
-"""What /proc/cpuinfo says of a processor, as far as it decides a model's speed. Pure."""
+"""The fields of /proc/cpuinfo that decide a model's speed. Pure."""
 
 from __future__ import annotations
 
-# What decides the speed of matrix products, as /proc/cpuinfo spells it.
+# Features that decide the speed of matrix products, as /proc/cpuinfo spells it.
 FEATURES = (
     "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8",
     "asimd", "asimdhp", "bf16", "i8mm", "sve",

@@ -1,4 +1,4 @@
-"""What `headrace bench quality` asks of an engine, and what the engine observed: values, and their form in JSON. Pure.
+"""The request of `headrace bench quality` to an engine, and the engine's observations, with their JSON form. Pure.
 
 One request has all sides, so that sides of one number format share a loaded model. Infinities and NaN travel as
 Python's json writes them.
@@ -26,7 +26,7 @@ class Number(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A passage with a name that is unique among its fellows."""
+    """A passage of text with a unique name."""
 
     name: str
     text: str
@@ -34,7 +34,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideSpec:
-    """One config to observe. `about` repeats what a person typed, `values` are its knobs, not yet resolved.
+    """One config to observe. `about` repeats the flag's text, `values` are its knobs, not yet resolved.
 
     `num_blocks` counts KV blocks, the one for padding included, in place of kv_cache_bytes. Stating it asks for
     preemptions: admission is told to expect short outputs then.
@@ -125,7 +125,7 @@ class TextOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What the scheduler did meanwhile. Tokens are counted, not requests."""
+    """The scheduler's counts during the run. Tokens are counted, not requests."""
 
     steps: int = 0
     preemptions: int = 0
@@ -135,7 +135,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What the passes over the texts saw. `spread`: standard deviation of a row's logits, the mean over greedy rows."""
+    """Figures from the passes over the texts. `spread`: standard deviation of a row's logits, mean over greedy rows."""
 
     outcomes: Mapping[str, TextOutcome]
     spread: float
@@ -144,7 +144,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One config, or transformers itself. `about` says it in a person's words."""
+    """One config, or transformers itself. `about` describes it for people."""
 
     label: str
     about: str
@@ -168,7 +168,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWidths:
-    """What of a model decides how rounding grows: its layers, and the longest sum of a matrix product."""
+    """The parts of a model that decide how rounding grows: its layers, and the longest sum of a matrix product."""
 
     layers: int
     width: int

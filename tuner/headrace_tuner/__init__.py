@@ -1,1 +1,1 @@
-"""The tuner: open-loop trials of hot knobs on a live engine, and a verdict that stands on fresh measurements."""
+"""The tuner: open-loop trials of hot knobs on a live engine, and a verdict based on fresh measurements."""

@@ -1,6 +1,6 @@
 """`python -m headrace_tuner run`: entry of the Job.
 
-Exit codes: 0 the study has ended, with whatever verdict; 1 it cannot go on, the log and the records say why; 3 another
+Exit codes: 0 the study has ended, with any verdict; 1 it cannot continue, see the log and the records; 3 another
 tuner owns the records; 4 the records cannot be written; 143 ended by SIGTERM.
 """
 
@@ -43,7 +43,7 @@ def run_job(
     service_url: Annotated[str, typer.Option(help="The InferenceService's Service.")],
     prometheus_url: Annotated[str, typer.Option(help="Prometheus that scrapes the trial pod.")],
 ) -> None:
-    """Do one TuningRun's study."""
+    """Run the study of one TuningRun."""
     logs.configure()
     namespace, _, name = run.partition("/")
     if not namespace or not name:

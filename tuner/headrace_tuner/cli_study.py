@@ -1,4 +1,4 @@
-"""`headrace tune`: the Job's study on an engine that a person runs, with its records in a folder."""
+"""`headrace tune`: the same study as the Job's, on an engine outside a cluster, with its records in a folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headrace_tuner.targets.base import KnobsRefused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CliStudy:
-    """One invocation."""
+    """One run of `headrace tune`: its arguments."""
 
     url: str
     spec: Path
@@ -38,7 +38,7 @@ class CliStudy:
     records: Path | None = None
 
     async def run(self, console: Console) -> StudyRecord:
-        """Do the study; the engine gets its knobs back, however it ends. Raises `TunerError`."""
+        """Run the study and restore the engine's knobs, however it ends. Raises `TunerError`."""
         run = read_run(self.spec)
         folder = self.records or Path("tuning") / run.metadata.name
         addresses = Addresses(
@@ -106,7 +106,7 @@ def read_run(path: Path) -> TuningRun:
 
 
 def slo_of(engine: Mapping[str, float | None] | None) -> SloSpec:
-    """The engine's own SLO, where the spec has none. Raises `TunerError` where it has none either."""
+    """The engine's SLO, used if the spec has none. Raises `TunerError` if the engine has none either."""
     values = engine or {}
     targets = {
         target: LatencyTarget(threshold=f"{round(seconds * 1000)}ms")

@@ -1,4 +1,4 @@
-"""A study on a running engine: clients, target and meter put together, for the Job and for `headrace tune` alike."""
+"""Clients, target and meter for a study of a running engine, shared by the Job and `headrace tune`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace_tuner.targets.shadow import ShadowTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Where everything is; `token` of the admin port may be empty."""
+    """Addresses of the engine and Prometheus; `token`, of the admin port, may be empty."""
 
     trial_url: str
     admin_url: str
@@ -40,16 +40,16 @@ class Connections:
     prometheus: Prometheus
     session: aiohttp.ClientSession
     endpoint: Endpoint
-    state: EngineState  # as it was found
+    state: EngineState  # when the connections were opened
 
     async def config(self) -> EngineConfig:
-        """The config in force, as the rules read it."""
+        """The config in force, in the form that the rules take."""
         state = await self.target.state()
         ceilings = {str(row["name"]): ceiling for row in state.knobs if (ceiling := state.ceiling(str(row["name"])))}
         return engine_config(state.config, ceilings)
 
     def meter(self, spec: TuningRunSpec, slo: SloSpec) -> LiveMeter:
-        """The meter of a spec. Raises `TunerError` where the engine cannot be measured by it."""
+        """The meter of a spec. Raises `TunerError` if the engine's SLO or context length does not fit the spec."""
         workload = workload_of(spec.workload)
         check_slo(self.state, slo)
         check_fits(workload, self.endpoint)
@@ -78,5 +78,5 @@ async def connect(addresses: Addresses) -> AsyncIterator[Connections]:
         try:
             await prometheus.query("vector(1)")
         except PrometheusError as error:
-            raise TunerError(f"{error}; the study's numbers come from Prometheus, so it needs one") from error
+            raise TunerError(f"{error}; the study needs a Prometheus, since its numbers come from there") from error
         yield Connections(target=target, prometheus=prometheus, session=session, endpoint=endpoint, state=state)

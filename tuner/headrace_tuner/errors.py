@@ -7,10 +7,10 @@ from headrace_core.evidence.windows import VoidKind
 
 
 class TunerError(HeadraceError):
-    """The study cannot go on; the message says what, where, why and what to do."""
+    """The study cannot continue; the message says what, where, why and what to do."""
 
 
-class TrialVoid(TunerError):  # noqa: N818  (reads as the state it leads to)
+class TrialVoid(TunerError):  # noqa: N818  (named for the state it leads to)
     """A measurement says nothing about its config: it is repeated once, then recorded as void.
 
     An engine that restarted in both tries (`kind`) counts against the config. `reason` is for people.
@@ -27,4 +27,4 @@ class LeaseLost(TunerError):  # noqa: N818
 
 
 class StoreUnavailable(TunerError):  # noqa: N818
-    """Records could not be read or written, also after retries."""
+    """Records could not be read or written, even after retries."""

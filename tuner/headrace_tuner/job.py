@@ -1,4 +1,4 @@
-"""The Job of a TuningRun: reads the run, does the study on the trial pod, writes records, keeps the load on."""
+"""The Job of a TuningRun: reads the run, does the study on the trial pod, writes records, and keeps the load up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StudyJob:
     addresses: Addresses
 
     async def execute(self, kube: Kube) -> StudyRecord:
-        """Do the study from wherever its records end. Raises `HeadraceError`."""
+        """Run the study, continuing where its records end. Raises `HeadraceError`."""
         run: TuningRun = _read(TuningRun, await self._get(kube, TUNING_RUNS, self.run))
         store = ConfigMapStore(kube, namespace=self.namespace, run=self.run, owner=run.owner_reference())
         await store.acquire()
@@ -99,7 +99,7 @@ class StudyJob:
                     return True
                 rollout = TuningRun.read(body).status.rollout
             except (KubeError, InvalidResource) as error:
-                log.warning("the run cannot be read; the load stays on", extra={"reason": str(error)})
+                log.warning("the run cannot be read; the load continues", extra={"reason": str(error)})
                 return False
             return rollout is not None and rollout.phase.terminal
 
@@ -124,7 +124,7 @@ class StudyJob:
         except KubeError as error:
             raise TunerError(f"{where} cannot be read: {error}") from error
         if body is None:
-            raise TunerError(f"{where} does not exist, or no longer does")
+            raise TunerError(f"{where} does not exist, or has been deleted")
         return body
 
 

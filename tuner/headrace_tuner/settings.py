@@ -22,7 +22,7 @@ def slo_set(slo: SloSpec) -> SloSet:
 
 
 def study_plan(spec: TuningRunSpec, slo: SloSpec, *, keep_load: bool) -> StudyPlan:
-    """What is asked for. `keep_load`: whether somebody applies a proposal under load."""
+    """The study's plan. `keep_load`: whether a proposal is applied under load."""
     thresholds = slo_set(slo)
     limits = {target: seconds for target in TARGETS if (seconds := thresholds.threshold(target)) is not None}
     return StudyPlan(
@@ -37,7 +37,7 @@ def study_plan(spec: TuningRunSpec, slo: SloSpec, *, keep_load: bool) -> StudyPl
 
 
 def workload_of(spec: WorkloadSpec) -> Workload:
-    """The load as the planner has it."""
+    """The load in the planner's form."""
     long = spec.prompt_tokens.long
     return Workload(
         rate=spec.rate,
@@ -50,7 +50,7 @@ def workload_of(spec: WorkloadSpec) -> Workload:
 
 
 def check_slo(state: EngineState, slo: SloSpec) -> None:
-    """The engine must judge requests by the SLO that the study is about. Raises `TunerError`."""
+    """Check that the engine judges requests by the study's SLO. Raises `TunerError`."""
     wanted = slo_set(slo).to_dict()
     if state.slo is None or dict(state.slo) != wanted:
         raise TunerError(
@@ -60,7 +60,7 @@ def check_slo(state: EngineState, slo: SloSpec) -> None:
 
 
 def check_fits(workload: Workload, endpoint: Endpoint) -> None:
-    """The longest request must fit the model. Raises `TunerError`."""
+    """Check that the longest request fits the model. Raises `TunerError`."""
     if endpoint.max_model_len is not None and workload.longest > endpoint.max_model_len:
         raise TunerError(
             f"spec.workload: a prompt with its output can have {workload.longest} tokens, and {endpoint.model} takes "

@@ -1,4 +1,4 @@
-"""The claims about the modes, each with the load it is checked under, its figures, and whether it held. Pure.
+"""The claims about the modes, each with its load, its figures, and whether it held. Pure.
 
 A cut of a tail holds only if its whole 95 % interval is beyond the target; if the interval straddles the target, the
 run cannot tell. Throughput and busy share hold if every visit shows them.
@@ -24,7 +24,7 @@ LOADS = (Level.HIGH, Level.LOW)
 
 
 class ClaimVerdict(StrEnum):
-    """What the run says about a claim."""
+    """Whether a claim held in the run."""
 
     HELD = "held"
     NOT_HELD = "not held"
@@ -33,7 +33,7 @@ class ClaimVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One claim at one load. `value` with its interval in the claim's own unit; `figures` in words."""
+    """One claim at one load. `value` with its interval in the claim's own unit; `figures` as text."""
 
     name: str
     about: str
@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What chunked prefill does beside its purpose: a figure without and with it, and their ratio."""
+    """A side effect of chunked prefill: a figure without and with it, and their ratio."""
 
     about: str
     level: Level
@@ -85,7 +85,7 @@ def check_claims(cells: Cells, runs: Runs) -> list[Claim]:
 
 
 def prices(cells: Cells) -> list[Price]:
-    """What chunking costs and gives elsewhere."""
+    """The side effects of chunking, in the figures that it is not meant for."""
     found = []
     for level in LOADS:
         without, chunked = cells.get((level, Mode.CONTINUOUS)), cells.get((level, Mode.CHUNKED))
@@ -132,7 +132,7 @@ def _cut(cells: Cells, runs: Runs, level: Level, kind: RequestKind | None, perce
 
 
 def _cut_verdict(ratio: Ratio, *, unknown: bool) -> ClaimVerdict:
-    """`unknown`: the figure with chunks is itself only a lower bound."""
+    """The verdict on a ratio. `unknown`: the figure with chunks is itself only a lower bound."""
     most = 1 - CUT
     if ratio.low is None or ratio.high is None:
         return ClaimVerdict.UNCLEAR  # too few requests

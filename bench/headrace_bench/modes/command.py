@@ -42,7 +42,7 @@ SCHEMA = "headrace.bench.modes/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What was measured and what it says."""
+    """The measurements with the claims, side effects and differences drawn from them."""
 
     compared: Compared
     cells: Cells
@@ -67,7 +67,7 @@ class Judged:
 
     @property
     def title(self) -> str:
-        """Model, device and the common settings in a line."""
+        """Model, device and common settings in one line."""
         facts, design = self.compared.calibration.facts, self.compared.setting.design
         name = facts.get("model") or Path(self.compared.model).name
         device = f"{facts.get('device', '?')} {facts.get('dtype', '')}".strip()
@@ -102,7 +102,7 @@ class Judged:
 
 
 def bench_modes_result(judged: Judged) -> RenderableType:
-    """Everything for a terminal."""
+    """The whole result for a terminal."""
     parts: list[RenderableType] = [modes_table(judged.cells, title=judged.title)]
     parts += [
         *machine_notes(judged.compared.environment),
@@ -126,7 +126,7 @@ def bench_modes(
 ) -> None:
     """Static batching, continuous batching, and that with chunked prefill, under the same load on this machine.
 
-    Starts an engine for each visit, itself. Says which claims held under which load.
+    Starts a new engine for each visit. Reports which claims held under which load.
     """
     with plain_errors(), _shown(console) as stage:
         compared = run_async(compare_modes(options, model, stage))
@@ -169,7 +169,7 @@ def _visit(run: LevelRun) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Terminal:
-    """Shows how far it is: a bar on a terminal, and a line for each part everywhere."""
+    """Shows progress: a line for each part, and on a terminal a bar too."""
 
     out: Console
     started: float = field(default_factory=time.monotonic)
@@ -194,7 +194,7 @@ class _Terminal:
         self.out.print(f"       {text}")
 
     def render(self) -> RenderableType:
-        """The moving part."""
+        """The bar, redrawn as time passes."""
         elapsed, line = time.monotonic() - self.part_started, Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self.part_seconds, completed=min(elapsed, self.part_seconds), width=24)
         counts = ""

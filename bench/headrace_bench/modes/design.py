@@ -1,8 +1,8 @@
-"""What is compared, and under which load: flags of each mode, lengths, rates, order and windows. Pure.
+"""The design of the comparison: flags of each mode, lengths, rates, order and windows. Pure.
 
-The machine decides: its step times choose the chunk, and with the engine's own scheduler they predict what each mode
+It depends on the machine: its step times set the chunk, and with the engine's own scheduler they predict what each mode
 can carry. The rates lie where the modes differ (`high`: more than static batching carries, less than continuous
-batching does), where they should not (`low`), and beyond what any carries (`full`).
+batching does), where they should not (`low`), and above what any mode carries (`full`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from headrace_core.sim.calibration import Calibration
 from headrace_core.workload.lengths import Length
 from headrace_core.workload.plans import RequestMix
 
-CHUNK_COST = 1.35  # a chunk's tokens may cost this much of the cheapest that a step's tokens get
+CHUNK_COST = 1.35  # a chunk's cost per token may be this multiple of the cheapest
 SMALLEST_CHUNK = 32
 LONG_CHUNKS = 16  # chunks in a long prompt
-FITS = 0.9  # made-up text has about the tokens that it should
+FITS = 0.9  # margin for made-up text, whose token count is only approximate
 LOW_OF_STATIC, LOW_OF_CHUNKED = 0.5, 0.3
 HIGH_OF_CHUNKED, HIGHEST, ABOVE_STATIC = 0.75, 0.9, 1.15
-BATCHES = 2.1  # whole batches that static batching gets to show its throughput
+BATCHES = 2.1  # whole batches over which static batching's throughput is measured
 
 
 class Mode(StrEnum):
@@ -36,7 +36,7 @@ class Mode(StrEnum):
 
 
 class Level(StrEnum):
-    """How much load."""
+    """The levels of load."""
 
     LOW = "low"
     HIGH = "high"
@@ -53,7 +53,7 @@ class Design:
     chunk: int
 
     def knobs(self, mode: Mode) -> dict[str, Any]:
-        """The knobs of a mode. Prefix caching is off: who comes later must not find the earlier one's prompts."""
+        """The knobs of a mode. Prefix caching is off: no mode may find an earlier one's prompts."""
         shared = {
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.budget,
@@ -79,7 +79,7 @@ class Design:
         return words
 
     def config(self, mode: Mode) -> EngineConfig:
-        """What the engine makes of them."""
+        """The full config that the engine resolves them to."""
         return resolve(self.knobs(mode))
 
 
@@ -110,7 +110,7 @@ class Windows:
 
 
 def choose_chunk(calibration: Calibration) -> int:
-    """The smallest chunk that still costs little more for each token than the best."""
+    """The smallest chunk whose cost per token is at most `CHUNK_COST` times the best."""
     costs = {tokens: seconds / tokens for tokens, seconds in calibration.prefill.items() if tokens >= SMALLEST_CHUNK}
     if not costs:
         return max(calibration.prefill)
@@ -122,7 +122,7 @@ def make_design(
     *, chunk: int, max_num_seqs: int, budget: int | None, short: Length, output: Length, long: Length | None,
     long_share: float, max_model_len: int | None = None,
 ) -> Design:  # fmt: skip
-    """The design. A long prompt is as many chunks as `LONG_CHUNKS`, or as the model holds. Raises `BenchError`."""
+    """The design. A long prompt has `LONG_CHUNKS` chunks, fewer if the model holds less. Raises `BenchError`."""
     room = LONG_CHUNKS * chunk
     if max_model_len is not None:
         room = min(room, int((max_model_len - output.high) * FITS))
@@ -150,7 +150,7 @@ def choose_rates(capacity: Mapping[Mode, float]) -> LoadRates:
 
 
 def order(repetitions: int) -> list[tuple[int, Mode]]:
-    """Repetition and mode of each visit: A-B-C, then C-B-A, so that a machine that drifts favours none."""
+    """Repetition and mode of each visit: A-B-C, then C-B-A, so that drift of the machine favours no mode."""
     modes = list(Mode)
     return [(turn, mode) for turn in range(repetitions) for mode in (modes if turn % 2 == 0 else modes[::-1])]
 

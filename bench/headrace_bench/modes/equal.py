@@ -1,7 +1,7 @@
-"""Whether the modes said the same: greedy answers to the same prompts, compared in pairs. Pure.
+"""Whether the modes gave the same answers: greedy answers to the same prompts, compared in pairs. Pure.
 
-The requests of the low load are the same in every repetition, so each mode is also compared with itself: what differs
-there differs by the company that a request had in its steps, not by the mode.
+The requests of the low load are the same in every repetition, so each mode is also compared with itself: differences
+there come from the other requests in the same steps, not from the mode.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import combinations
 from headrace_bench.modes.design import Level, Mode
 from headrace_bench.modes.outcome import LevelRun
 
-AROUND = 24  # characters of each answer that are shown from the first difference on
+AROUND = 24  # characters of each answer shown after the first difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerDifference:
-    """The first place where two answers part: the request, the character, and how each goes on."""
+    """The first place where two answers differ: the request, the character, and how each continues."""
 
     level: Level
     number: int

@@ -1,4 +1,4 @@
-"""Engines one after another, each in one mode, and what the first of them teaches for the others."""
+"""Runs engines one after another, each in one mode. The first one calibrates the design for the others."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from headrace_client.load.client import LoadClient
 
 
 class LabStage(Protocol):
-    """Whoever shows how far it is."""
+    """Shows progress."""
 
     def begin(self, about: str, *, seconds: float) -> None:
-        """A part begins that takes about so many seconds."""
+        """A part begins that takes about `seconds`."""
         ...
 
     def load(self, about: str, client: LoadClient) -> None:
@@ -31,7 +31,7 @@ class LabStage(Protocol):
         ...
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         ...
 
 
@@ -56,7 +56,7 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class Lab:
-    """One machine, one model. The last three are known after the first engine: `start_seconds` until one is warm."""
+    """One machine, one model. The last three are known after the first engine; `start_seconds`: until it is warm."""
 
     options: ModesOptions
     stage: LabStage
@@ -67,12 +67,12 @@ class Lab:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     async def learn(self, design: Callable[[int | None], Design], *, seconds: float) -> tuple[Design, float]:
-        """Start an engine once, to learn its tokenizer and how long a start takes, and load it fully for a while.
+        """Start an engine once, to learn its tokenizer and how long a start takes, and load it fully for `seconds`.
 
         `design` makes the design from the longest request that the engine takes. Returns it, and output tokens a
         second with chunks.
         """
-        self.stage.begin("the first engine, to hold the prediction against it", seconds=15 + seconds)
+        self.stage.begin("the first engine, to check the prediction", seconds=15 + seconds)
         begun, visit = time.monotonic(), self._visitor(Mode.CHUNKED, -1)
         async with self._ready(design(None), visit.mode, "first") as ready:
             self.dialect, self.engine = ready.dialect, ready.facts

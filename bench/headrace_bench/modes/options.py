@@ -16,12 +16,12 @@ RUN, LOAD, ENGINE, OUT = "Run", "Load", "Engine", "Output"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModesOptions:
-    """What is asked for. Durations in seconds."""
+    """The options of `headrace bench modes`. Durations in seconds."""
 
-    budget: Annotated[float, duration("Time for all of it; windows are made to fit.", panel=RUN)] = 540.0
+    budget: Annotated[float, duration("Time for the whole comparison; windows are sized to fit.", panel=RUN)] = 540.0
     repetitions: Annotated[int, option("Visits to each mode, in alternating order.", panel=RUN, min=1)] = 2
-    quick: Annotated[bool, option("One visit to each mode with the least windows: for a test.", panel=RUN)] = False
-    seed: Annotated[int, option("Of arrivals, lengths and prompts.", panel=RUN)] = 0
+    quick: Annotated[bool, option("One visit to each mode with the shortest windows: for a test.", panel=RUN)] = False
+    seed: Annotated[int, option("Seed of arrivals, lengths and prompts.", panel=RUN)] = 0
 
     prompt_tokens: Annotated[str, option(f"Short prompts: {FORMS}.", panel=LOAD)] = "16"
     long_prompt_tokens: Annotated[str | None, option("Long prompts. Default: 16 chunks.", panel=LOAD)] = None
@@ -36,20 +36,24 @@ class ModesOptions:
     budget_tokens: Annotated[
         int | None, option("Token budget of a step, in every mode. Default: 256, or 4 chunks.", panel=ENGINE, min=1)
     ] = None
-    chunk: Annotated[int | None, option("Default: from step times.", panel=ENGINE, min=1)] = None
-    threads: Annotated[int | None, option("Of the engine. Default: all cores but one.", panel=ENGINE, min=1)] = None
+    chunk: Annotated[
+        int | None, option("Tokens in a prefill chunk. Default: from step times.", panel=ENGINE, min=1)
+    ] = None
+    threads: Annotated[
+        int | None, option("CPU threads of the engine. Default: all cores but one.", panel=ENGINE, min=1)
+    ] = None
     device: Annotated[str, option("auto, cpu or cuda.", panel=ENGINE)] = "auto"
     calibration: Annotated[
         Path | None, option("Step times from bench engine --json. Default: measured first.", panel=ENGINE)
     ] = None
 
-    out: Annotated[Path, option("Folder of modes.json, modes.png and the engine's logs.", panel=OUT)] = Path(
+    out: Annotated[Path, option("Folder for modes.json, modes.png and the engine's logs.", panel=OUT)] = Path(
         "build/bench"
     )
-    json: Annotated[str | None, option("Write the result there too; - for stdout.", panel=OUT)] = None
+    json: Annotated[str | None, option("Also write the result to this file; - for stdout.", panel=OUT)] = None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready form of what was asked."""
+        """JSON-ready form of the options."""
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
     @property

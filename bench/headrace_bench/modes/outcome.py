@@ -1,7 +1,7 @@
 """What one mode showed at one level, over all its visits. Pure.
 
-A request that never got its first token within the time that it was given is not left out: its wait was at least that
-long, and a percentile that falls among such is shown as "more than".
+A request without a first token by the end of the drain is not left out: its wait was at least that long, and a
+percentile that falls on such a request is shown as "more than".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace_core.workload.plans import RequestKind
 class LevelRun:
     """One mode at one level in one visit. `rate`: offered requests a second, None in a closed loop.
 
-    Records are of all requests; `window` is what counts; `ended`: when what was still under way was given up. Seconds
+    Records are of all requests; `window` is the measured part; `ended`: when unfinished requests were given up. Seconds
     since the start of the load. `busy`: share of the window that the engine spent in steps.
     """
 
@@ -40,13 +40,13 @@ class LevelRun:
 
     @property
     def inside(self) -> list[RequestRecord]:
-        """The requests that count, in the order of their plan. In a closed loop all do: who comes late comes of it."""
+        """The requests that count, in the order of their plan. In a closed loop all do: arrivals depend on answers."""
         begin, end = (-math.inf, math.inf) if self.level is Level.FULL else (self.window.begin, self.window.end)
         found = [record for record in self.records if begin <= record.planned_at <= end]
         return sorted(found, key=lambda record: record.number)
 
     def waited(self, record: RequestRecord) -> float | None:
-        """TTFT, or how long was waited for it in vain; None for a request that failed otherwise."""
+        """TTFT, or the time waited without a first token; None for a request that failed in another way."""
         if record.ttft is not None:
             return record.ttft
         return self.ended - record.planned_at if record.error == ErrorKind.UNFINISHED else None
@@ -143,7 +143,7 @@ def throughput(run: LevelRun, *, batch: int) -> tuple[float, float]:
     """Requests and tokens a second.
 
     Static batching under full load is counted in whole batches: a window that ends inside one would credit it with its
-    full beginning and not charge it for its empty end.
+    full beginning but leave out its nearly empty end.
     """
     if run.mode is Mode.STATIC and run.level is Level.FULL:
         whole = _whole_batches(run.records, batch)
@@ -167,7 +167,7 @@ def make_cells(runs: Sequence[LevelRun], *, batch: int) -> Mapping[tuple[Level, 
 
 
 def _whole_batches(records: Sequence[RequestRecord], batch: int) -> tuple[float, float] | None:
-    """Those of the first batches that have ended: batches start in turn, so first tokens come batch by batch."""
+    """Requests of the first batches that have ended: batches run in turn, so first tokens come batch by batch."""
     started = sorted(
         (record for record in records if record.ttft is not None),
         key=lambda record: record.planned_at + (record.ttft or 0.0),

@@ -1,4 +1,4 @@
-"""A picture of the comparison: what short requests wait, what a stream's gaps are, what is served."""
+"""Plots the comparison: waits for the first token, gaps between tokens, and throughput."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headrace_core.workload.plans import RequestKind
 COLOURS = {Mode.STATIC: "#8c8c8c", Mode.CONTINUOUS: "#d9822b", Mode.CHUNKED: "#1f77b4"}
 NAMES = {Mode.STATIC: "static", Mode.CONTINUOUS: "continuous", Mode.CHUNKED: "continuous + chunks"}
 SIZE, DPI = (15.0, 5.2), 130
-SHORTEST_GAP = 1e-3  # seconds; what came in one piece of the network has none
+SHORTEST_GAP = 1e-3  # seconds; tokens that arrive together have no gap
 
 
 def draw(path: Path, cells: Cells, runs: Runs, *, title: str) -> None:
-    """Write the PNG. Raises `BenchError` where it cannot be written."""
-    import matplotlib as mpl  # noqa: PLC0415  (takes a second; the rest of the command does without)
+    """Write the PNG. Raises `BenchError` if it cannot be written."""
+    import matplotlib as mpl  # noqa: PLC0415  (takes a second, and only this function needs it)
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
@@ -44,7 +44,7 @@ def draw(path: Path, cells: Cells, runs: Runs, *, title: str) -> None:
 
 
 def _ttft(panel: Any, runs: Runs, cells: Cells) -> None:
-    """Share of the requests that still wait for their first token, by time: where a line crosses p95, that is it."""
+    """Share of the requests still waiting for their first token, by time: a line meets the p95 mark at its p95."""
     for mode in Mode:
         found = runs.get((Level.HIGH, mode), ())
         for kind, style in ((RequestKind.SHORT, "-"), (RequestKind.LONG, ":")):
@@ -71,7 +71,7 @@ def _seconds_axis(panel: Any) -> None:
 
 
 def _tail_axis(panel: Any, *, lowest: float) -> None:
-    """A logarithmic axis of shares, marked at the percentiles that people ask for."""
+    """A logarithmic axis of shares, marked at the common percentiles."""
     ticks = {1.0: "all", 0.5: "p50", 0.05: "p95", 0.01: "p99", 0.001: "p99.9"}
     shown = {share: name for share, name in ticks.items() if share >= lowest}
     panel.set_yscale("log")
@@ -82,7 +82,7 @@ def _tail_axis(panel: Any, *, lowest: float) -> None:
 
 
 def _survival(panel: Any, known: Sequence[tuple[float, bool]], **style: Any) -> None:
-    """A step down at each first token; who waited in vain leaves the line where it is."""
+    """A step down at each first token; a request without one leaves the line where it is."""
     times, shares, left = [known[0][0] * 0.8], [1.0], len(known)
     for wait, bound in known:
         if bound:
@@ -97,8 +97,8 @@ def _survival(panel: Any, known: Sequence[tuple[float, bool]], **style: Any) -> 
 
 
 def _gaps(panel: Any, runs: Runs) -> None:
-    """How often a gap between two tokens is longer than that."""
-    usual: list[float] = []  # the shortest gap of each mode, but for a hundredth
+    """Share of the gaps between tokens that are longer than each value."""
+    usual: list[float] = []  # the first percentile of each mode's gaps
     for mode in Mode:
         gaps = sorted(gap for run in runs.get((Level.HIGH, mode), ()) for item in run.inside for gap in item.gaps)
         if gaps:

@@ -1,4 +1,4 @@
-"""What a mode can carry, before it is measured: the simulator on measured step times. Pure."""
+"""Predicts a mode's capacity before it is measured: the simulator on measured step times. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A closed loop on the simulated engine: requests ended, tokens generated, in how many seconds."""
+    """A closed loop on the simulated engine: requests ended, tokens generated, and the seconds that took."""
 
     requests: int
     tokens: int

@@ -31,15 +31,15 @@ from headrace_bench.modes.predict import batch_seconds, predict
 from headrace_client.load.client import load_session
 from headrace_core.sim.calibration import Calibration
 
-BUSY_MACHINE = 0.75  # processes a core that want to run before we begin
+BUSY_MACHINE = 0.75  # load average per core before we begin
 FEW = 50  # requests at the high load
-CHECK_SHARE = 0.03  # of the budget, to hold the prediction against the engine
-SLOWEST, FASTEST = 0.3, 3.0  # a prediction that is off by more is no prediction
+CHECK_SHARE = 0.03  # of the budget, to check the prediction against the engine
+SLOWEST, FASTEST = 0.3, 3.0  # measured over predicted; outside, the prediction is useless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """All that was measured, and under what. `factor`: the engine's speed over the predicted one."""
+    """All measurements, with the conditions. `factor`: the engine's speed over the predicted one."""
 
     options: ModesOptions
     model: str
@@ -52,7 +52,7 @@ class Compared:
 
 
 async def compare_modes(options: ModesOptions, model: str | None, stage: LabStage) -> Compared:
-    """Do it. Raises `BenchError`."""
+    """Run the whole comparison. Raises `BenchError`."""
     started, lengths = time.monotonic(), parse_lengths(options)
     environment = describe_machine()
     _say_if_busy(environment, stage)
@@ -88,7 +88,7 @@ async def compare_modes(options: ModesOptions, model: str | None, stage: LabStag
 
 
 def out_file(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """Write a file in the output folder through a neighbour, so that a reader never sees half of it."""
+    """Write a file in the output folder under another name, then rename it: a reader never sees half of it."""
     path = folder / name
     part = path.with_name(f".part-{name}")
     try:
@@ -137,7 +137,7 @@ def _design(
 
 
 def _speed(design: Design, calibration: Calibration, stage: LabStage, *, seconds: float, measured: float) -> float:
-    """How fast the engine is beside what its step times predict: HTTP and its client take their share."""
+    """The engine's measured speed over the predicted one: HTTP and the load client take their share."""
     simulated = predict(design, calibration, Mode.CHUNKED, duration=seconds)
     predicted = simulated.tokens / simulated.seconds
     stage.say(f"step times predict {predicted:.1f} tokens/s at first, the engine gives {measured:.1f}")
@@ -148,7 +148,7 @@ def _say_if_busy(environment: Mapping[str, Any], stage: LabStage) -> None:
     load, cores = environment["load_average"], environment["cores"]
     if load is not None and load > BUSY_MACHINE * cores:
         stage.say(
-            f"[yellow]this machine is busy[/]: {load:.1f} processes want its {cores} cores; figures will say little"
+            f"[yellow]this machine is busy[/]: {load:.1f} processes want its {cores} cores; figures will be unreliable"
         )
 
 
@@ -157,7 +157,7 @@ def _say_if_few(rates: LoadRates, windows: Windows, repetitions: int, stage: Lab
     if expected < FEW:
         stage.say(
             f"[yellow]only about {expected:.0f} requests fit into the windows of the high load[/]: too few for tails; "
-            "give --budget more, or the machine to this alone"
+            "raise --budget"
         )
 
 

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, on free loopback ports, with its log kept; ended by its id."""
+"""Runs an engine as a subprocess on free loopback ports, and keeps its log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EngineProcess:
     log: Path
 
     async def metrics(self) -> str:
-        """Its exposition. Raises `BenchError`."""
+        """The text of its /metrics. Raises `BenchError`."""
         try:
             async with self.session.get(f"{self.url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as response:
                 if response.status != HTTPStatus.OK:
@@ -43,7 +43,7 @@ class EngineProcess:
             raise BenchError(f"GET {self.url}/metrics: {error or type(error).__name__}; see {self.log}") from error
 
     async def total(self, name: str) -> float:
-        """Sum of a series over all labels. Raises `BenchError` where it is absent."""
+        """Sum of a series over all labels. Raises `BenchError` if it is absent."""
         found = prom_text.total(await self.metrics(), name)
         if found is None:
             raise BenchError(f"GET {self.url}/metrics: has no series {name}")
@@ -61,7 +61,7 @@ async def running_engine(
     ]  # fmt: skip
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        # A session of its own: Ctrl-C on the terminal reaches us alone, and we end it in order.
+        # A session of its own: Ctrl-C on the terminal reaches only us, and we end the engine in order.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -75,7 +75,7 @@ async def running_engine(
 
 
 async def wait_idle(engine: EngineProcess, *, names: Sequence[str], seconds: float) -> bool:
-    """Wait until the sum of some gauges is 0; whether it became so."""
+    """Wait until the sum of some gauges is 0. Returns whether that happened in time."""
     deadline = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < deadline:
         if not sum([await engine.total(name) for name in names]):
@@ -86,7 +86,7 @@ async def wait_idle(engine: EngineProcess, *, names: Sequence[str], seconds: flo
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A process that was started, and until when (on the loop's clock) it may take to be ready."""
+    """A started process, and its deadline to be ready, on the loop's clock."""
 
     process: asyncio.subprocess.Process
     command: Sequence[str]
@@ -94,7 +94,7 @@ class _Start:
     deadline: float
 
     def check(self) -> None:
-        """Raises `BenchError` if it ended, or is late."""
+        """Raise `BenchError` if it has ended, or is late."""
         if self.process.returncode is not None:
             raise BenchError(f"the engine ended with code {self.process.returncode}. {self._about()}")
         if asyncio.get_running_loop().time() > self.deadline:
@@ -106,7 +106,7 @@ class _Start:
 
 
 async def _port(start: _Start) -> int:
-    """The port that the engine found. Chosen here, it could be somebody else's by the time the engine binds it."""
+    """The port that the engine chose. One chosen here could be taken by the time the engine binds it."""
     while True:
         with start.log.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:

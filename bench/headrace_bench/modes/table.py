@@ -1,4 +1,4 @@
-"""What a person sees in the end: the modes side by side, each claim with its figures, the price, whether answers agree.
+"""The final report: the modes side by side, each claim with its figures, side effects, and whether answers agree.
 
 Everything fits 80 columns.
 """
@@ -73,7 +73,7 @@ def _short(value: float) -> str:
 
 
 def machine_notes(environment: Mapping[str, Any]) -> list[str]:
-    """What the machine did beside."""
+    """The machine, and its load before and after."""
     cores, loads = environment.get("cores"), [environment.get(f"load_average{when}") for when in ("", "_after")]
     if not cores or None in loads:
         return []
@@ -82,7 +82,7 @@ def machine_notes(environment: Mapping[str, Any]) -> list[str]:
 
 
 def cell_notes(cells: Mapping[tuple[Level, Mode], Cell]) -> list[str]:
-    """What the table's figures rest on, and what was wrong."""
+    """How many requests the figures rest on, and what went wrong."""
     notes = []
     for level in (Level.LOW, Level.HIGH, Level.FULL):
         rows = [cells[level, mode] for mode in Mode if (level, mode) in cells]
@@ -94,7 +94,9 @@ def cell_notes(cells: Mapping[tuple[Level, Mode], Cell]) -> list[str]:
         notes.append(f"{level}: {what}; answered of planned: {counts}")
         growing = [cell.mode.value for cell in rows if cell.overloaded]
         if growing:
-            notes.append(f"{level}: [red]overloaded[/]: {', '.join(growing)}; its TTFT says how long the window was")
+            notes.append(
+                f"{level}: [red]overloaded[/]: {', '.join(growing)}; its TTFT depends on the length of the window"
+            )
         for cell in rows:
             broken = {kind: count for kind, count in cell.errors.items() if kind != "unfinished"}
             if broken:
@@ -122,8 +124,8 @@ def claims_tables(claims: Sequence[Claim]) -> RenderableType:
 
 
 def price_table(found: Sequence[Price]) -> RenderableType:
-    """What chunking costs and gives beside TTFT tails."""
-    table = Table(title="What chunking does else", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    """The side effects of chunking, beside TTFT tails."""
+    table = Table(title="What else chunking does", title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in ("load", "of", "without", "with", "ratio"):
         table.add_column(name, justify="left" if name in ("load", "of") else "right")
     for price in found:

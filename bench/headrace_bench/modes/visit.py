@@ -1,4 +1,4 @@
-"""One visit to one mode: a fresh engine is warmed and loaded at each level, and says how busy it was."""
+"""One visit to one mode: a fresh engine is warmed up and loaded at each level, and its busy share is read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Watching = Callable[[str, LoadClient], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """Who is visited, and what the display is told of each load that begins."""
+    """The mode visited, and the callback that is told of each load that begins."""
 
     mode: Mode
     repetition: int
@@ -41,7 +41,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A warm engine and how to speak with it."""
+    """A warm engine with its client and dialect."""
 
     engine: EngineProcess
     endpoint: Endpoint
@@ -50,14 +50,14 @@ class Ready:
 
 
 async def make_ready(engine: EngineProcess, knobs: Mapping[str, Any], *, dialect: Dialect | None = None) -> Ready:
-    """Find out what the engine has. `dialect`: what is known of its tokenizer already.
+    """Read the engine's config and API. `dialect`: what is already known of its tokenizer.
 
-    Raises `BenchError` where the config in force is not that of `knobs`.
+    Raises `BenchError` if the config in force is not that of `knobs`.
     """
     facts = await server_facts(engine.session, engine.url)
     wrong = differing(facts.get("config", {}), knobs)
     if wrong:
-        raise BenchError(f"the engine has another config than its flags: {'; '.join(wrong)}; see {engine.log}")
+        raise BenchError(f"the engine's config differs from its flags: {'; '.join(wrong)}; see {engine.log}")
     endpoint = await find_endpoint(engine.session, engine.url)
     if dialect is None:
         dialect = (await probe(engine.session, endpoint, Dialect(ids=False), text=True)).dialect
@@ -104,7 +104,7 @@ async def open_level(
 
 
 async def full_level(ready: Ready, design: Design, visit: Visit, *, seconds: float) -> LevelRun:
-    """A closed loop of twice as many requests as the batch holds: whoever ends is replaced at once."""
+    """A closed loop of twice as many requests as the batch holds: each one that ends is replaced at once."""
     seed = derive_seed(visit.seed, Level.FULL, visit.repetition)
     client = _client(ready, salt=str(seed))
     visit.show(f"full load, {2 * design.max_num_seqs} at once", client)
@@ -126,7 +126,7 @@ async def _measured(
     window: ServeWindow, rate: float | None,
 ) -> LevelRun:  # fmt: skip
     if not await wait_idle(ready.engine, names=GAUGES, seconds=IDLE_SECONDS):
-        raise BenchError(f"the engine still works on the last load; see {ready.engine.log}")
+        raise BenchError(f"the engine is still working on the last load; see {ready.engine.log}")
     loop = asyncio.get_running_loop()
     async with watching() as watch:
         start = loop.time()

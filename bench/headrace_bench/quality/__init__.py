@@ -1,4 +1,4 @@
 """`headrace bench quality`: does a config change what the model says?
 
-Paired greedy outputs and the likelihood of forced text. The engine observes them in a process of its own.
+Paired greedy outputs and the likelihood of forced text. The engine measures them in a subprocess.
 """

@@ -1,4 +1,4 @@
-"""`headrace bench quality`: does config B say the same as config A, and as transformers?"""
+"""`headrace bench quality`: does config B give the same output as config A, and as transformers?"""
 
 from __future__ import annotations
 
@@ -30,21 +30,25 @@ def bench_quality(
     a: Annotated[str, typer.Option("--a", help="Knobs of the base: knob=value,… Default: the defaults.")] = "",
     b: Annotated[
         str | None,
-        typer.Option("--b", help="Knobs of the candidate; num_blocks=N: so few KV blocks that some are preempted."),
+        typer.Option(
+            "--b", help="Knobs of the candidate; num_blocks=N: a number of KV blocks small enough to force preemptions."
+        ),
     ] = None,
-    reference: Annotated[str | None, typer.Option(help="transformers: compare with transformers itself too.")] = None,
+    reference: Annotated[str | None, typer.Option(help="transformers: also compare with transformers itself.")] = None,
     reference_dtype: Annotated[str | None, typer.Option(help="Number format of the reference. Default: A's.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Texts in flight at a time.")] = 8,
-    prompts: Annotated[str, typer.Option(help='JSON lines with "text" and perhaps "id", or built-in.')] = "built-in",
+    prompts: Annotated[
+        str, typer.Option(help='File of JSON lines with "text" and optionally "id", or built-in.')
+    ] = "built-in",
     text_tokens: Annotated[int, typer.Option(min=4, help="Cut texts to this many tokens.")] = 128,
     output_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens for each text.")] = 32,
     margin: Annotated[
-        float, typer.Option(help="Most that B may lose, nats a token: 0.01 is 1 % of perplexity.")
+        float, typer.Option(help="Most that B may lose, in nats a token: 0.01 is 1 % of perplexity.")
     ] = 0.01,
     min_agreement: Annotated[
         float, typer.Option(min=0, max=1, help="Least share of texts with equal greedy outputs, ties aside.")
     ] = 0.8,
-    confidence: Annotated[float, typer.Option(help="Of the intervals, between 0.5 and 1.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals, between 0.5 and 1.")] = 0.95,
     seed: Annotated[int, typer.Option(min=0, help="Decides the order in which the texts arrive.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[
@@ -52,7 +56,7 @@ def bench_quality(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Compare what two configs say: greedy outputs, and likelihood of forced text.
+    """Compare the outputs of two configs: greedy outputs, and likelihood of forced text.
 
     Exit code: 0 NonInferior, 3 Inferior, 4 Inconclusive, 2 for a wrong flag.
     """
@@ -77,7 +81,7 @@ def make_plan(
     prompts: str, text_tokens: int, output_tokens: int, margin: float, min_agreement: float, confidence: float,
     seed: int, device: str, threads: int | None,
 ) -> QualityPlan:  # fmt: skip
-    """Check the flags as far as that goes without the model. Raises `BenchError`."""
+    """Check the flags that can be checked without the model. Raises `BenchError`."""
     if b is None and reference is None:
         raise BenchError("there is nothing to compare A with: give --b KNOBS, or --reference transformers, or both")
     if not margin > 0:

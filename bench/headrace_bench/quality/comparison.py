@@ -1,6 +1,6 @@
 """Two sides over the same texts, paired. Pure.
 
-The base is what is known, the candidate what is asked about; a positive difference means that the candidate is worse.
+The base is the known side, the candidate the one in question; a positive difference means that the candidate is worse.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headrace_core.observations import Choice, ModelWidths, Side, TextOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDifference:
-    """Where the greedy outputs of a text part: at output token `index`, from 0, after an equal history.
+    """Where the greedy outputs of a text first differ: at output token `index`, from 0, after an equal history.
 
     The margins are those of each side's own top two logits. `is_tie`: both sides' preference for their own token is
-    within what rounding moves.
+    within what rounding can change.
     """
 
     text: str
@@ -34,7 +34,7 @@ class FirstDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Of greedy outputs. `equal`: share of texts with identical outputs; `equal_but_ties` counts ties as equal too.
+    """Agreement of greedy outputs. `equal`: share of texts with the same output; `equal_but_ties` counts ties as equal.
 
     `mean_prefix`: output tokens before the first difference, of `output_tokens`.
     """
@@ -66,10 +66,10 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityComparison:
-    """All that two sides have to say about each other.
+    """All comparisons of two sides.
 
-    `failed`: texts that failed on the candidate alone. `lost`: texts that failed on the base, so that nothing can be
-    said of them. `rounding`: the most that rounding alone moves a log-probability, or the gap of two logits.
+    `failed`: texts that failed on the candidate alone. `lost`: texts that failed on the base, so nothing can be
+    said about them. `rounding`: the most that rounding alone moves a log-probability, or the gap of two logits.
     """
 
     base: str
@@ -83,7 +83,7 @@ class QualityComparison:
 
     @property
     def beyond_rounding(self) -> bool:
-        """Whether something moved further than rounding explains: a lossy number format, or a fault."""
+        """Whether something moved more than rounding explains: a lossy number format, or a fault."""
         moves = (self.decode.largest_move[1], self.prefill.largest_move[1])
         ties = all(item.is_tie for item in self.agreement.differences)
         return bool(self.failed) or not ties or any(move > self.rounding for move in moves)

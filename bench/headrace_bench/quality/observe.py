@@ -1,4 +1,4 @@
-"""Ask an engine, in a process of its own, what each side says."""
+"""Runs the engine as a subprocess to observe each side's outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace_core.observations import ObservationRequest, Observations
 
 
 class QualityProgress(Protocol):
-    """Shows how far the engine is."""
+    """Shows the engine's progress."""
 
     def begin(self, what: str, total: int) -> Callable[[], None]:
         """A side of `total` parts begins; call the result after each."""
@@ -20,7 +20,7 @@ class QualityProgress(Protocol):
 
 
 async def observe(request: ObservationRequest, progress: QualityProgress) -> Observations:
-    """The engine's answer. Raises `BenchError` with its own words."""
+    """The engine's observations. Raises `BenchError` with the engine's standard error."""
     told = _Told(progress)
     try:
         text = await engine_command("observe", given=json.dumps(request.to_json()), seen=told.take)
@@ -33,7 +33,7 @@ async def observe(request: ObservationRequest, progress: QualityProgress) -> Obs
 
 
 class _Told:
-    """Reads the engine's lines about itself."""
+    """Reads the engine's progress lines."""
 
     def __init__(self, progress: QualityProgress) -> None:
         self._progress = progress

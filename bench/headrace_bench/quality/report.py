@@ -1,4 +1,4 @@
-"""What came of a comparison: tables for people, a dictionary for programs."""
+"""The result of a comparison: tables for people, a dictionary for programs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _facts(side: Side) -> str:
 
 def _pairs(result: QualityResult, plan: QualityPlan) -> Table:
     """One column for each pair, one row for each measure; an interval is under its estimate."""
-    table = _table("Do they say the same?")
+    table = _table("Are the outputs the same?")
     table.caption = (
         "NLL is in nats a token; its difference is the mean over texts, positive where the first is worse. Intervals "
         f"of {plan.rules.confidence:.0%}: Student's t over texts for means, Wilson's for shares."
@@ -170,7 +170,7 @@ def _table(title: str, *, width: int | None = None) -> Table:
 
 
 def as_dict(plan: QualityPlan, result: QualityResult) -> dict[str, Any]:
-    """All of it, for programs. What is not a number or infinite is null."""
+    """The whole result, JSON-ready. NaN and infinities become None."""
     asked = plan.request
     value = {
         "model": result.model,

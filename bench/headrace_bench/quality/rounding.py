@@ -6,7 +6,7 @@ up like a random walk: a sum of K numbers is off by about sqrt(K) units of the s
 of L layers takes 2 L such sums one after another, and the head one more: sqrt((2 L + 1) K) units, relative to the
 spread of the logits. Where products are accumulated in a wider format than they are stored in (bfloat16, float16),
 only what is stored errs, `STORED` times in each half layer. SAFETY covers the tail of millions of logits and what a
-layer may amplify. One side's distance from exact arithmetic is bounded so; two sides' logits differ by at most both.
+layer may amplify. This bounds one side's distance from exact arithmetic; two sides differ by at most the sum of both.
 
 A log-probability is a logit less the log-sum-exp of its row, which moves by no more than the largest move of a logit:
 so it moves by at most twice as much. The same holds for the gap between two logits. Neither step is a guess.

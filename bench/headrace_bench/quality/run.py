@@ -14,7 +14,7 @@ from headrace_core.observations import ModelWidths, ObservationRequest, Observat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityPlan:
-    """What is asked of the engine, and by which rules its answer is judged."""
+    """The request to the engine, and the rules that judge its answer."""
 
     request: ObservationRequest
     rules: VerdictRules
@@ -24,7 +24,7 @@ class QualityPlan:
 class QualityResult:
     """The sides, each pair of them with its finding, and the finding over all pairs.
 
-    `words`: the text of each token at which outputs part.
+    `words`: the text of each token at which outputs first differ.
     """
 
     model: str

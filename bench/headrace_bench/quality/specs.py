@@ -1,4 +1,4 @@
-"""What a person typed after --a or --b, read as knobs. Their bounds are the engine's to check: it knows the device."""
+"""Parses the values of --a and --b as knobs. The engine checks their bounds, since it knows the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRUTHS: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": F
 
 
 def parse(label: str, typed: str) -> SideSpec:
-    """`typed` is `knob=value,…`, spelled as flags or as fields; empty for the defaults. Raises `BenchError`."""
+    """Parse `knob=value,…`, with names spelled as flags or as fields; empty for the defaults. Raises `BenchError`."""
     flag = f"--{label.lower()}"
     values: dict[str, KnobValue] = {}
     num_blocks: int | None = None

@@ -1,4 +1,4 @@
-"""The texts of a comparison: 46 of our own (`texts.jsonl`), or a person's JSON lines."""
+"""The texts of a comparison: the 46 built-in ones (`texts.jsonl`), or a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_texts(source: str) -> tuple[Passage, ...]:
             content = Path(source).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise BenchError(f"{where}: cannot be read as UTF-8: {error}") from error
-    # Not splitlines(): JSON strings may hold line separators that only Unicode knows.
+    # Not splitlines(): JSON strings may hold Unicode line separators, which it would split at.
     lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
     texts = tuple(_parse(line, f"{where}, line {number}", number) for number, line in lines)
     if not texts:

@@ -1,11 +1,11 @@
-"""Is the candidate no worse than the base, by more than a margin that was stated before? Pure.
+"""Is the candidate no worse than the base, by more than a margin stated beforehand? Pure.
 
 Three questions, each with an interval: likelihood by decode, likelihood by prefill, greedy agreement. The candidate is
 non-inferior only if every answer says so, which needs no correction for asking more than once. It is inferior if one
 answer says so: its whole interval lies beyond the margin. Between equal configs that happens in less than 2.5 % for
 each likelihood, as the interval must miss not only the truth, 0, but the margin too; and never for the agreement, as
-equal configs differ by ties alone. Agreement is asked because a mean can hide a fault: what is lost on one text may be
-won on another by chance, but both texts go on differently.
+equal configs differ by ties alone. Agreement is asked because a mean can hide a fault: a loss on one text can be
+made up by chance on another, but both outputs differ from the base's.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from enum import StrEnum
 from headrace_bench.quality.comparison import Likelihood, QualityComparison
 from headrace_core.evidence.means import equal_texts_needed, texts_needed
 
-FEWEST_TEXTS = 16  # as many as show an agreement of 80 %, if all agree
-# One text that loses this many margins is a fault that hits few texts, which no mean can judge.
+FEWEST_TEXTS = 16  # enough to show an agreement of 80 %, if all agree
+# A text that loses this many margins points to a fault that hits few texts, which no mean can judge.
 OUTLIER = 10.0
 
 
 class QualityVerdict(StrEnum):
-    """What the evidence supports."""
+    """The conclusion that the intervals support."""
 
     NON_INFERIOR = "NonInferior"
     INFERIOR = "Inferior"
@@ -36,7 +36,7 @@ EXIT_CODES = {QualityVerdict.NON_INFERIOR: 0, QualityVerdict.INFERIOR: 3, Qualit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictRules:
-    """Stated before the run. `margin`: nats a token. `least_agreement`: share of texts, those parted by a tie equal."""
+    """Stated before the run. `margin`: nats a token. `least_agreement`: share of texts, counting ties as equal."""
 
     margin: float = 0.01
     least_agreement: float = 0.8
@@ -52,7 +52,7 @@ class QualityFinding:
 
 
 def judge(comparison: QualityComparison, rules: VerdictRules) -> QualityFinding:
-    """The verdict, with the sentence of what decided it."""
+    """The verdict, with a sentence that gives the reason."""
     findings = [
         _failures(comparison),
         _likelihood("decode", comparison.decode, comparison.candidate, rules),

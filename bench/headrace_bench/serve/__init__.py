@@ -1,1 +1,1 @@
-"""`headrace bench serve`: load for any OpenAI server, and an honest account of what it showed."""
+"""`headrace bench serve`: load for any OpenAI server, and its latencies, rates and goodput."""

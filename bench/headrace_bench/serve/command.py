@@ -19,13 +19,13 @@ EXIT_NOTHING, EXIT_CLIENT = 1, 3
 
 @with_options(ServeOptions)
 def bench_serve(
-    url: Annotated[str, typer.Argument(help="Server, such as http://127.0.0.1:8000; any that speaks OpenAI's API.")],
+    url: Annotated[str, typer.Argument(help="Server, such as http://127.0.0.1:8000; any server with OpenAI's API.")],
     *,
     options: ServeOptions,
 ) -> None:
     """Load a server and show latencies, each counted from the planned arrival.
 
-    Exit codes: 1 nothing was answered, 2 it cannot be done, 3 (--strict) the client was the limit.
+    Exit codes: 1 nothing was answered, 2 the run is not possible, 3 (--strict) the client was the limit.
     """
     ran = run_async(run_serve(url, options, TerminalDisplay(console)))
     console.print(result_table(ran))
@@ -41,9 +41,11 @@ def bench_serve(
 
 def bench_compare(
     before: Annotated[Path, typer.Argument(help="Result of bench serve --json.")],
-    after: Annotated[Path, typer.Argument(help="Another one.")],
+    after: Annotated[Path, typer.Argument(help="Another result, to compare with it.")],
     *,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write it there as JSON; - for stdout.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the comparison to this file as JSON; - for stdout.")
+    ] = None,
 ) -> None:
     """Ratios of two results of `bench serve`, with intervals from resampled stretches of requests."""
     with plain_errors():

@@ -1,10 +1,10 @@
 """Two results of `bench serve` side by side: ratios with intervals. Pure, but for reading the files.
 
-Requests of one run depend on each other: one long prefill spoils all beside it. So not requests are resampled but
-stretches of neighbours (circular block bootstrap, blocks of about the square root of the count), and where both runs
-had the same plan, the same stretches of both. An interval of p99 from fewer than about 300 requests is too narrow: no
-sample holds what is rarer than itself. And one run a side cannot show how much a run differs from the next: for that,
-compare several.
+Requests of one run depend on each other: one long prefill spoils all beside it. So the bootstrap resamples not requests
+but stretches of neighbours (circular block bootstrap, blocks of about the square root of the count); if both runs
+had the same plan, it takes the same stretches of both. An interval of p99 from fewer than about 300 requests is too
+narrow: a small sample misses rarer values. And one run a side cannot show how much runs differ from each other: for
+that, compare several.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """After over before, with its 95 % interval where there are enough requests."""
+    """After over before, with its 95 % interval if there are enough requests."""
 
     before: float
     after: float
@@ -46,7 +46,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """`paired`: both runs had the same plan. `differences`: what else differs between them, in words."""
+    """`paired`: both runs had the same plan. `differences`: what else differs between them, as text."""
 
     paired: bool
     requests: tuple[int, int]
@@ -98,7 +98,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, seed: int = 
 def bootstrap_ratio(
     before: Values, after: Values, percent: int, *, paired: bool, seed: int = 0, rounds: int = ROUNDS
 ) -> Ratio | None:
-    """The ratio of a percentile of both sides; None where a side has none. None among the values counts as absent.
+    """The ratio of a percentile of both sides; None if a side has none. None among the values counts as absent.
 
     `paired`: the sides correspond one by one.
     """
@@ -167,7 +167,7 @@ def _plan(samples: Sequence[Sample]) -> list[int]:
 
 
 def _load(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides about the plan of a load."""
+    """The options that determine the plan of a load."""
     unplanned = {"json", "records", "strict", "model", "api_key_file", "salt", "keep_alive"}
     return {name: value for name, value in result["load"].items() if name not in unplanned}
 

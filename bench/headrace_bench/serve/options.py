@@ -1,4 +1,4 @@
-"""Everything that `headrace bench serve` can be asked, checked as a whole."""
+"""The flags of `headrace bench serve`, checked as a whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace_core.workload.lengths import FORMS, Length
 from headrace_core.workload.plans import Prefix, RequestMix
 
 LOAD, REQUESTS, SERVER, SLO, OUT = "Load", "Requests", "Server", "SLO", "Output"
-NEW_CONNECTIONS = "Reuse connections. Default: a new one each, so that a balancer spreads them."
+NEW_CONNECTIONS = "Reuse connections. Default: a new one per request, so that a load balancer spreads them."
 KEY_VARIABLE = "HEADRACE_API_KEY"
 
 
@@ -45,7 +45,7 @@ class ServeOptions:
         1.0
     )
     duration: Annotated[float, duration("How long requests arrive.", panel=LOAD)] = 20.0
-    requests: Annotated[int | None, option("This many, instead of --duration.", panel=LOAD, min=1)] = None
+    requests: Annotated[int | None, option("Number of requests, instead of --duration.", panel=LOAD, min=1)] = None
     arrivals: Annotated[ArrivalProcess, option("How gaps are drawn.", panel=LOAD)] = ArrivalProcess.POISSON
     burstiness: Annotated[float, option("Gamma shape of the gaps of bursts; 1 is Poisson.", panel=LOAD)] = 0.3
     ramp_to: Annotated[float | None, option("Rate at the end; it rises or falls steadily.", panel=LOAD)] = None
@@ -55,11 +55,11 @@ class ServeOptions:
     trace: Annotated[Path | None, option("JSONL trace to replay instead of a rate.", panel=LOAD)] = None
     trace_unit: Annotated[TraceUnit, option("Unit of the trace's numbers.", panel=LOAD)] = TraceUnit.SECONDS
     time_scale: Annotated[float, option("Stretch the trace's time: 0.5 plays it in half.", panel=LOAD)] = 1.0
-    warmup: Annotated[float, duration("Load before, not counted.", panel=LOAD)] = 0.0
-    drain: Annotated[float, duration("Wait for what is under way at the end.", panel=LOAD)] = 120.0
+    warmup: Annotated[float, duration("Load before the window, not counted.", panel=LOAD)] = 0.0
+    drain: Annotated[float, duration("Longest wait for unfinished requests at the end.", panel=LOAD)] = 120.0
     timeout: Annotated[float, duration("Limit of one request.", panel=LOAD)] = 300.0
-    max_in_flight: Annotated[int, option("Beyond, requests are not sent, and counted so.", panel=LOAD, min=1)] = 2048
-    seed: Annotated[int, option("Of arrivals and lengths.", panel=LOAD)] = 0
+    max_in_flight: Annotated[int, option("Requests above this are counted but not sent.", panel=LOAD, min=1)] = 2048
+    seed: Annotated[int, option("Seed of arrivals and lengths.", panel=LOAD)] = 0
 
     prompt_tokens: Annotated[
         str, option(f"Length: {FORMS}.", "--prompt-tokens", "--short-prompt-tokens", panel=REQUESTS)
@@ -67,22 +67,22 @@ class ServeOptions:
     long_prompt_tokens: Annotated[str, option("Length of long prompts.", panel=REQUESTS)] = "512"
     long_share: Annotated[float, option("Share of long prompts, 0 to 1.", panel=REQUESTS)] = 0.0
     output_tokens: Annotated[str, option("Length of answers.", panel=REQUESTS)] = "32"
-    prefix_tokens: Annotated[int, option("Length of a start that prompts share.", panel=REQUESTS)] = 0
+    prefix_tokens: Annotated[int, option("Length of a prefix that prompts share.", panel=REQUESTS)] = 0
     prefix_share: Annotated[float, option("Share of requests that begin with it.", panel=REQUESTS)] = 1.0
-    prefix_groups: Annotated[int, option("How many different ones there are.", panel=REQUESTS)] = 1
+    prefix_groups: Annotated[int, option("Number of different prefixes.", panel=REQUESTS)] = 1
     salt: Annotated[
         str | None,
-        option("Prompts depend on it. Default: new in each run: no cache knows them.", panel=REQUESTS),
+        option("Makes prompts differ. Default: new in each run, so that no cache holds them.", panel=REQUESTS),
     ] = None
 
     api: Annotated[Api, option("Which of OpenAI's APIs.", panel=SERVER)] = Api.COMPLETIONS
     model: Annotated[str | None, option("Model name. Default: the server's first.", panel=SERVER)] = None
     prompt_form: Annotated[
-        PromptForm, option("auto: token ids, which have exact lengths, where the server takes them.", panel=SERVER)
+        PromptForm, option("auto: token ids, which have exact lengths, if the server takes them.", panel=SERVER)
     ] = PromptForm.AUTO
     ignore_eos: Annotated[bool, option("Ask for answers of the full length.", panel=SERVER)] = True
     temperature: Annotated[float, option("0: the likeliest token.", panel=SERVER)] = 0.0
-    extra_body: Annotated[str | None, option("JSON object with more fields of the body.", panel=SERVER)] = None
+    extra_body: Annotated[str | None, option("JSON object with extra fields for the body.", panel=SERVER)] = None
     api_key_file: Annotated[Path | None, option(f"File with the API key. Default: ${KEY_VARIABLE}.", panel=SERVER)] = (
         None
     )
@@ -90,16 +90,18 @@ class ServeOptions:
 
     slo_ttft: Annotated[float | None, duration("Time to first token, from the planned arrival.", panel=SLO)] = None
     slo_itl: Annotated[float | None, duration("Time between tokens.", panel=SLO)] = None
-    slo_itl_percentile: Annotated[float, option("Which gap of a request must hold it.", panel=SLO)] = 99.0
+    slo_itl_percentile: Annotated[
+        float, option("Percentile of a request's gaps that must meet --slo-itl.", panel=SLO)
+    ] = 99.0
     slo_tpot: Annotated[float | None, duration("Mean time of each token after the first.", panel=SLO)] = None
     slo_e2e: Annotated[float | None, duration("Time to the last token.", panel=SLO)] = None
 
     json: Annotated[str | None, option("Write the result there as JSON; - for stdout.", panel=OUT)] = None
     records: Annotated[Path | None, option("Write one JSON line a request there.", panel=OUT)] = None
-    strict: Annotated[bool, option("Exit 3 where the client, not the server, was the limit.", panel=OUT)] = False
+    strict: Annotated[bool, option("Exit 3 if the client, not the server, was the limit.", panel=OUT)] = False
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready form of what was asked."""
+        """JSON-ready form of the options."""
         values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
         values["rate"] = None if math.isinf(self.rate) else self.rate
         return values
@@ -107,7 +109,7 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The options as the parts understand them."""
+    """The options, parsed into the types of arrivals, mix and SLO."""
 
     arrivals: Arrivals
     shape: RequestMix
@@ -161,7 +163,7 @@ def _check_numbers(options: ServeOptions) -> None:
 
 
 def _check_outputs(options: ServeOptions) -> None:
-    """Found out now, not after the run."""
+    """Check that files can be written now, not after the run."""
     json_path = None if options.json in (None, "-") else Path(str(options.json))
     for flag, path in (("--json", json_path), ("--records", options.records)):
         if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -1,4 +1,4 @@
-"""Finds out what a server understands, before anything is timed: one small request, with less of the API each time."""
+"""Finds out which parts of the API a server takes: small requests before the run, each using less of the API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT_WORDS, LONG_WORDS = 10, 50
 
 @dataclass(frozen=True, slots=True)
 class ServerDialect:
-    """The dialect that the server took, and what a person should know about it."""
+    """The dialect that the server took, and notes for the user about it."""
 
     dialect: Dialect
     notes: tuple[str, ...]
@@ -30,9 +30,9 @@ class ServerDialect:
 async def probe(
     session: aiohttp.ClientSession, endpoint: Endpoint, wanted: Dialect, *, text: bool = False
 ) -> ServerDialect:  # fmt: skip
-    """Agree with the server on a dialect, `wanted` or less. Raises `BenchError` with the server's own words.
+    """Agree with the server on a dialect, `wanted` or less. Raises `BenchError` with the server's own message.
 
-    `text`: measure how many tokens the server makes of our words, also where it takes ids.
+    `text`: measure how many tokens the server makes of our words, even if it takes ids.
     """
     dialect, notes = wanted, list[str]()
     while True:
@@ -60,7 +60,7 @@ async def _measure_words(
     try:
         few = (await _ask(session, endpoint, as_text, words=SHORT_WORDS)).prompt_tokens
         many = (await _ask(session, endpoint, as_text, words=LONG_WORDS)).prompt_tokens
-    except _RefusedError:  # a context too short even for that
+    except _RefusedError:  # the context is too short for that prompt
         few = many = None
     if few is None or many is None or many <= few:
         guess = dialect.tokens_per_word

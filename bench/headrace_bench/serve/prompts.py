@@ -12,7 +12,7 @@ from typing import Any
 from headrace_client.load.client import TOKEN_HIGH, TOKEN_LOW, RequestMessage
 from headrace_core.workload.plans import PlannedRequest, prompt_ids
 
-# Frequent words are one token in most vocabularies, and sentences make a model go on in sentences.
+# Frequent words are one token in most vocabularies, and sentences make a model continue in sentences.
 _WORDS = {
     "adjectives": "old young quiet bright heavy early late small open narrow wide cold warm distant common strange "
     "simple careful green dark empty busy gentle proud",
@@ -36,7 +36,7 @@ PATHS = {Api.COMPLETIONS: "/v1/completions", Api.CHAT: "/v1/chat/completions"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What a server understands, and how many tokens its tokenizer makes of our text.
+    """The parts of the API that a server takes, and how many tokens its tokenizer makes of our text.
 
     `ids`: prompts as token ids; `ignore_eos`: answers of the exact length can be asked for; `usage`: token counts at
     the end of the stream can be; `limit`: the field that bounds an answer; `temperature`: None leaves it out. A text
@@ -83,7 +83,7 @@ class Composer:
     salt: str
 
     def __call__(self, planned: PlannedRequest, number: int) -> RequestMessage:
-        """The message of the request with that number in its plan."""
+        """The message of the request with number `number` in its plan."""
         prompt = self._given(planned) if planned.content is not None else self._made(planned, number)
         body = self.dialect.body(self.model, prompt, planned.output_tokens)
         return RequestMessage(PATHS[self.dialect.api], json.dumps(body).encode())
@@ -109,7 +109,7 @@ class Composer:
 
 
 class Prepared:
-    """Messages made before the first is due: making them would delay the others."""
+    """Messages made before the first is due: making them during the run would delay others."""
 
     def __init__(self, composer: Composer, plan: Sequence[PlannedRequest]) -> None:
         self._messages = [composer(request, number) for number, request in enumerate(plan)]

@@ -1,6 +1,6 @@
-"""What a run showed, from its records: latencies with their counts, rates, goodput, errors by kind. Pure.
+"""The results of a run, from its records: latencies with their counts, rates, goodput, errors by kind. Pure.
 
-Only requests planned inside the measured window count; their latencies only where the whole answer came, while goodput
+Only requests planned inside the measured window count; their latencies only if the whole answer came, while goodput
 has all of them in its denominator. Rates are given twice: inside the window, and until the last answer.
 """
 
@@ -160,13 +160,13 @@ def _rates_until_last(inside: Sequence[RequestRecord], window: ServeWindow) -> M
     complete = [record for record in inside if record.error is None]
     ends = (record.planned_at + (record.e2e or 0.0) - window.begin for record in complete)
     seconds = max([window.seconds, *ends])
-    tokens = sum(record.output_tokens for record in inside)  # also of requests that failed later
+    tokens = sum(record.output_tokens for record in inside)  # including requests that failed later
     per = 1 / seconds if seconds > 0 else 0.0
     return MeasuredRates(seconds=seconds, requests=len(complete) * per, tokens=tokens * per)
 
 
 def rates_inside(records: Sequence[RequestRecord], window: ServeWindow) -> MeasuredRates:
-    """Answers and tokens that came inside the window, whoever asked: in a steady state as many enter as leave it."""
+    """Answers and tokens that came inside the window, of any request: in a steady state as many enter as leave it."""
     ends = (record.planned_at + record.e2e for record in records if record.error is None and record.e2e is not None)
     answered = sum(window.begin < end <= window.end for end in ends)
     tokens = math.fsum(_tokens_inside(record, window) for record in records)

@@ -1,4 +1,4 @@
-"""One run against a server: agree on a dialect, plan, send, watch oneself, account for what came."""
+"""One run against a server: agree on a dialect, plan, send, watch the client itself, compute the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from headrace_core.workload.plans import PlannedRequest, endless, last_arrival, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadGoal:
-    """What a display needs to know of a load that begins. `requests` None: nobody knows how many."""
+    """What a display needs to know of a load that begins. `requests` None: their number is unknown."""
 
     title: str
     seconds: float | None
@@ -46,7 +46,7 @@ class LoadGoal:
 
 
 class Display(Protocol):
-    """Whoever shows a load while it runs."""
+    """Shows a load while it runs."""
 
     def showing(self, goal: LoadGoal, client: LoadClient) -> AbstractContextManager[object]:
         """A context in which the client's progress is shown."""
@@ -55,7 +55,7 @@ class Display(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A run and all that is known about it."""
+    """A finished run: its options, server, plan, result and warnings."""
 
     options: ServeOptions
     asked: Asked
@@ -122,7 +122,7 @@ def sample(record: RequestRecord) -> dict[str, Any]:
 
 
 async def run_serve(url: str, options: ServeOptions, display: Display) -> Ran:
-    """Do one run. Raises `BenchError` where it cannot be done. Ctrl-C ends it early with what has come so far."""
+    """Do one run. Raises `BenchError` if it cannot be done. Ctrl-C ends it early with the results so far."""
     asked = understand(options)
     trace = _trace(options)
     async with load_session(asked.headers, keep_alive=options.keep_alive) as session:
@@ -166,7 +166,7 @@ class _Load:
     async def run(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, composer: Composer, display: Display
     ) -> bool:
-        """Send everything; whether it was interrupted."""
+        """Send everything. Returns whether it was interrupted."""
         compose = composer if self._plan is None else Prepared(composer, self._plan)
         client = LoadClient(
             endpoint=endpoint,

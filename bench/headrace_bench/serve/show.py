@@ -1,4 +1,4 @@
-"""What a person sees: the load while it runs, and the result in a table that fits 80 columns."""
+"""The display of a load while it runs, and of the result in a table that fits 80 columns."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _goodput(goodput: Goodput, slo: SloSet) -> str:
 
 
 def _lengths(lengths: MeanLengths) -> str:
-    text = f"prompts {lengths.prompt:.1f}, answers {lengths.output:.1f} tokens in the mean"
+    text = f"prompts {lengths.prompt:.1f}, answers {lengths.output:.1f} tokens on average"
     if lengths.short_answers:
         text += f"; {lengths.short_answers} answers ended before the length asked for"
     if lengths.chunks_per_token is not None and lengths.chunks_per_token < 0.98:
@@ -185,7 +185,7 @@ def _steady(seen: Steadiness) -> str:
         case Trend.UNKNOWN:
             return "too few requests to tell"
         case Trend.OVERLOADED:
-            return f"[red]no: the queue grows[/] ({change}); the latencies say how long the window was"
+            return f"[red]no: the queue grows[/] ({change}); the latencies depend on the length of the window"
         case Trend.WARMING:
             return f"[yellow]no: it is still getting faster[/] ({change}); give --warmup more"
     return f"yes ({change})"

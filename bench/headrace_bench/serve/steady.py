@@ -1,8 +1,8 @@
-"""Whether a load was in a steady state: slopes of what was under way and of TTFT over the window. Pure.
+"""Whether a load was in a steady state: slopes of the requests under way and of TTFT over the window. Pure.
 
 Over ten slices of the window, a line is laid through the mean number of requests under way, and one through the median
 TTFT of what arrived in the slice. Both rising beyond chance, and by more than a little, means that the queue grows: the
-latencies then say how long the window was, not how fast the server is.
+latencies then reflect the length of the window, not the speed of the server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace_core.evidence.means import t_quantile
 
 SLICES = 10
 FEWEST = 3 * SLICES
-WORTH = 0.25  # a rise over the window below this share of the mean is none worth a word
+WORTH = 0.25  # a rise over the window below this share of the mean is ignored
 
 
 class Trend(StrEnum):
-    """What the window looks like."""
+    """Whether the load was steady in the window."""
 
     STEADY = "steady"
     OVERLOADED = "overloaded"
@@ -33,7 +33,7 @@ class Trend(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steadiness:
-    """`in_flight` and `ttft` are relative changes over the window along their lines; None where nothing can be said."""
+    """`in_flight` and `ttft` are relative changes over the window along their lines; None if unknown."""
 
     trend: Trend
     in_flight: float | None = None

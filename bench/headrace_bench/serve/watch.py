@@ -1,7 +1,7 @@
-"""Watches the load client itself: an event loop that is late measures its own lateness as the server's.
+"""Watches the load client itself: a late event loop mistakes its own delay for the server's.
 
-A heartbeat shows how late the loop runs whatever is due; the processor time of this process shows how near its one
-thread is to its end.
+A heartbeat shows how late the loop runs due callbacks; the CPU time of this process shows how near its one
+thread is to its limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAG_FLOOR, LAG_SHARE = 0.02, 0.1  # seconds, and as a share of the median latenc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The client while it measured. `cpu_share` is of one core; seconds otherwise."""
+    """The client's own health during the load. `cpu_share` is of one core; seconds otherwise."""
 
     seconds: float
     cpu_share: float
@@ -40,19 +40,19 @@ class Watch:
     cpu: float = 0.0
 
     def health(self) -> Health:
-        """What was seen so far."""
+        """The health so far."""
         seconds = max(1e-9, time.perf_counter() - self.started)
         used = time.process_time() - self.cpu
         return Health(seconds=seconds, cpu_share=used / seconds, loop_lag=distribution(self.lags))
 
     async def beat(self) -> None:
-        """Sleep and see how late one wakes, until cancelled."""
+        """Sleep and record how late each wake-up is, until cancelled."""
         loop = asyncio.get_running_loop()
         due = loop.time() + BEAT_SECONDS
         while True:
             await asyncio.sleep(max(0.0, due - loop.time()))
             late = loop.time() - due
-            # While the loop hung, several beats were due: each would have seen what was left of the hanging.
+            # While the loop hung, several beats were due: each would have seen the rest of the hang.
             for missed in range(1 + int(late / BEAT_SECONDS)):
                 self.lags.append(late - missed * BEAT_SECONDS)
             due = loop.time() + BEAT_SECONDS
@@ -60,7 +60,7 @@ class Watch:
 
 @asynccontextmanager
 async def watching() -> AsyncIterator[Watch]:
-    """Watch this process meanwhile. What exists already is taken out of the garbage collector's way."""
+    """Watch this process inside the context. Existing objects are frozen, so that the garbage collector skips them."""
     gc.collect()
     gc.freeze()
     watch = Watch(started=time.perf_counter(), cpu=time.process_time())
@@ -74,7 +74,7 @@ async def watching() -> AsyncIterator[Watch]:
 
 
 def client_limits(health: Health, records: Sequence[RequestRecord]) -> tuple[str, ...]:
-    """Why the client, and not the server, may have set what was measured; empty where it did not. Pure."""
+    """Why the client, and not the server, may have determined the measurements; empty if it did not. Pure."""
     ttft = distribution(record.ttft for record in records if record.ttft is not None)
     gaps = distribution(gap for record in records for gap in record.gaps)
     lag = distribution(record.lag for record in records)

@@ -1,4 +1,4 @@
-"""What was counted in a window. Everything that is decided stands on these counts; ratios are derived, never stored."""
+"""Counts of a window. Every decision is based on these counts; ratios are derived, never stored."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 class Counts:
     """Requests that met the whole SLO set, of all requests, and output tokens, in so many seconds.
 
-    Counts are floats because they are differences of counters. Whoever makes them says what `requests` includes: the
-    operator counts requests that finished, the tuner those that it planned.
+    Counts are floats because they are differences of counters. The caller decides what `requests` includes: the
+    operator counts finished requests, the tuner planned ones.
     """
 
     good: float

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its interval. Without data, `estimate` is NaN and the interval everything that is possible."""
+    """An estimate with its interval. Without data, `estimate` is NaN and the interval covers everything possible."""
 
     estimate: float
     low: float
@@ -44,7 +44,7 @@ def difference(
     """Interval of `after` minus `before`, each as (successes, total): above 0 means `after` is better.
 
     The requests of each side must be independent of the other side's. Without data on a side the interval is
-    everything that is possible, so that a decision which asks for `low > 0` never passes without data.
+    everything possible, so a decision that asks for `low > 0` never passes without data.
     """
     old, new = wilson(*before, confidence=confidence), wilson(*after, confidence=confidence)
     if math.isnan(old.estimate) or math.isnan(new.estimate):

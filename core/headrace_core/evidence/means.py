@@ -2,8 +2,8 @@
 
 A text is one observation: its tokens depend on each other, its difference per token is one number. Why t and not the
 bootstrap: at some 40 texts the percentile bootstrap is as narrow as a normal interval with the biased variance, so it
-covers less than it says (and at 8 texts much less), while t covers what it says for anything near symmetric, which the
-differences of two roundings are. What neither can do is see a fault that no text of the sample has: see `hurt`.
+covers less than its level (and at 8 texts much less), while t covers its level for anything near symmetric, which the
+differences of two roundings are. Neither can see a fault that no text of the sample has: see `hurt`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def paired_mean(differences: Sequence[float], *, confidence: float = 0.95) -> In
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, both excluded, got {confidence!r}")
     if not all(map(math.isfinite, differences)):
-        raise ValueError("a difference is not finite: leave failed texts out and count them apart")
+        raise ValueError("a difference is not finite: leave failed texts out and count them separately")
     count = len(differences)
     mean = math.fsum(differences) / count if count else math.nan
     if count < 2:

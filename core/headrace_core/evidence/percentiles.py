@@ -1,4 +1,4 @@
-"""Percentiles of what was measured, with the count that they rest on. Pure."""
+"""Percentiles with the number of values that they rest on. Pure."""
 
 from __future__ import annotations
 

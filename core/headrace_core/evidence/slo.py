@@ -13,7 +13,7 @@ TARGETS = ("ttft", "itl", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloSet:
-    """Thresholds in seconds; None is not judged. Raises `ValueError` naming the field that is wrong."""
+    """Thresholds in seconds; None is not judged. Raises `ValueError` naming the invalid field."""
 
     ttft_seconds: float | None = None
     itl_seconds: float | None = None

@@ -1,4 +1,4 @@
-"""Comparisons of what was counted: two windows, or paired windows, under two configs. Pure.
+"""Comparisons of counts under two configs: two windows, or paired windows. Pure.
 
 Two windows. Attainment is a proportion: Newcombe's interval of the difference. Goodput is a rate: given the sum of good
 requests in two windows, those of the second are binomial, so Wilson's interval of their share, turned into a ratio of
@@ -28,7 +28,7 @@ from headrace_core.evidence.counts import Counts
 from headrace_core.evidence.intervals import Interval, difference, wilson
 from headrace_core.evidence.means import t_quantile
 
-LARGEST = math.log(1000.0)  # a ratio beyond says the same, and JSON has no infinity
+LARGEST = math.log(1000.0)  # a larger ratio adds nothing, and JSON has no infinity
 SMALLEST = 0.5  # stands for a count of 0 in a ratio
 Windows = Sequence[Sequence[Counts]]
 Value = Callable[[Counts], float]
@@ -50,7 +50,7 @@ class WindowPair:
 
 
 class JudgedOutcome(StrEnum):
-    """What two windows say."""
+    """The result of comparing two windows."""
 
     BETTER = "better"
     NOT_BETTER = "not better"
@@ -61,7 +61,7 @@ class JudgedOutcome(StrEnum):
 class Judgement:
     """The outcome, and the intervals behind it: the difference of attainment and the ratio of goodput, after to before.
 
-    With too few requests both intervals are all that is possible.
+    With too few requests both intervals cover everything possible.
     """
 
     outcome: JudgedOutcome
@@ -83,7 +83,7 @@ def judge(before: Counts, after: Counts, *, min_requests: int, confidence: float
 
 
 def enough(counts: Counts, minimum: int) -> bool:
-    """Whether a window has the requests that a judgement needs, and numbers at all."""
+    """Whether a window has finite numbers and enough requests to judge."""
     return counts.finite and counts.requests >= minimum
 
 
@@ -141,7 +141,7 @@ def _edge_reach(baseline: Windows, candidate: Windows) -> tuple[float, float]:
 
 
 def _standard_error(windows: Windows, value: Value, size: Value) -> float:
-    """Of the logarithm of the rate: between windows or between their parts, whichever is larger."""
+    """Variance of the logarithm of the rate: between windows or between their parts, whichever is larger."""
     return max(_clustered(windows, value, size), _clustered([[part] for item in windows for part in item], value, size))
 
 

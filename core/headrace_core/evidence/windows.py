@@ -1,7 +1,7 @@
-"""Maths on two scrapes of Prometheus series: what happened between them. No I/O, no clock.
+"""Differences between two scrapes of Prometheus series. No I/O, no clock.
 
 A window has a value of each series at its start and at its end. A counter that fell, or a series that vanished, makes
-the window worthless: `WindowVoidError` says so, and the caller measures again.
+the window void: the functions raise `WindowVoidError`, and the caller measures again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class VoidKind(StrEnum):
 
     RESTARTED = "restarted"  # the engine's process ended or another took its place
     UNSCRAPED = "unscraped"  # Prometheus has no scrape, or cannot be asked
-    MALFORMED = "malformed"  # numbers that cannot be, or do not fit together
-    DISTURBED = "disturbed"  # somebody else sent requests, changed the config or added a pod
+    MALFORMED = "malformed"  # numbers that are impossible or inconsistent
+    DISTURBED = "disturbed"  # something else sent requests, changed the config or added a pod
     BROKEN_ANSWERS = "broken answers"  # requests broke off, though the engine did not end
     CLIENT_LIMIT = "client limit"  # the load generator could not keep its plan
 
 
 class WindowVoidError(HeadraceError):
-    """The window measures nothing. `kind` is what decisions are made on, `reason` is for people."""
+    """The window measures nothing. Decisions are made on `kind`; `reason` is for people."""
 
     def __init__(self, kind: VoidKind, reason: str) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ def sum_deltas(before: Mapping[Key, float], after: Mapping[Key, float], *, name:
 
 
 def bucket_deltas(before: Buckets | None, after: Buckets | None, *, name: str = "histogram") -> dict[float, float]:
-    """Cumulative counts of what a histogram saw in the window, by upper bound in ascending order."""
+    """Cumulative counts of a histogram's observations in the window, by upper bound in ascending order."""
     if before and after and set(before) != set(after):
         raise WindowVoidError(
             VoidKind.RESTARTED, f"{name}: the bucket bounds changed inside the window; the process restarted"
@@ -138,7 +138,7 @@ class WindowStats:
     itl_max: float  # upper bound of the highest bucket seen; infinite beyond the last finite bound
 
     def to_dict(self) -> dict[str, float | None]:
-        """Counts, latencies and rates for JSON; what is not finite becomes None."""
+        """Counts, latencies and rates for JSON; values that are not finite become None."""
         latencies = {name: value for name, value in asdict(self).items() if name != "counts"}
         rates = {name: getattr(self.counts, name) for name in ("attainment", "goodput", "throughput")}
         values: dict[str, float] = asdict(self.counts) | latencies | rates

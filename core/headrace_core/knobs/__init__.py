@@ -1,1 +1,1 @@
-"""The knob table, and a full config from what was set."""
+"""The knob table, and full configs built from it."""

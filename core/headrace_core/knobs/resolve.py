@@ -1,4 +1,4 @@
-"""From what a person set to a full config, and from one config to the next.
+"""From the knobs that were set to a full config, and from one config to the next.
 
 `resolve` builds a full `EngineConfig`, `reconfigure` changes hot knobs of one; both either return a valid config or
 raise `ConfigError` with every problem found. No I/O.

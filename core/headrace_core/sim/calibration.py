@@ -1,4 +1,4 @@
-"""Step times that were measured: what `headrace bench engine --json` prints, and what lies between its points. Pure."""
+"""Measured step times: the output of `headrace bench engine --json`, interpolated between its points. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TABLES = {"decode": "decode_step_seconds", "prefill": "prefill_step_seconds"}
 
 
 class CalibrationError(HeadraceError):
-    """Something else than the output of `headrace bench engine --json`."""
+    """The input is not the output of `headrace bench engine --json`."""
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Step times in seconds: `decode` by sequences in the step, `prefill` by tokens of one chunk, at least one of each.
 
-    `facts` is all else that the output holds: model, device, dtype, threads, ...
+    `facts` is the rest of the output: model, device, dtype, threads, ...
     """
 
     decode: Mapping[int, float]
@@ -38,7 +38,7 @@ class Calibration:
             tables = {name: _table(data[key]) for name, key in TABLES.items()}
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CalibrationError(
-                f"this is no calibration; `headrace bench engine MODEL --json` makes one: {error!r}"
+                f"this is not a calibration; `headrace bench engine MODEL --json` makes one: {error!r}"
             ) from error
         facts = {key: value for key, value in data.items() if key not in TABLES.values()}
         return cls(tables["decode"], tables["prefill"], facts)
@@ -64,8 +64,8 @@ class Calibration:
         """A step-time model for the simulator: by its rows, but never less than its decodes alone.
 
         Measured with chunks of 64 and 128 tokens beside 4 to 16 decodes (SmolLM2-135M, fp32, one thread): the rows
-        alone say 0.92 to 1.02 of the truth. Where decodes are as many as prompt tokens it says too little, as each
-        decode reads a context of its own: 0.75 with 16 and 16.
+        alone predict 0.92 to 1.02 of the truth. With as many decodes as prompt tokens they predict too little, as each
+        decode reads its own context: 0.75 with 16 and 16.
         """
         decodes = plan.num_decode_tokens
         rows = self.rows_step(plan.num_tokens)

@@ -1,4 +1,4 @@
-"""What a step must compute and move at least, from a model's shape, and how much of a machine's peaks that is. Pure.
+"""The least that a step must compute and move, from a model's shape, and its share of a machine's peaks. Pure.
 
     gemm flops = 2 * params * rows + 2 * head_params * sampled
     attention  = 2 * query heads * (key dim + value dim) * (decode keys + prefill pairs), for each layer
@@ -40,7 +40,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What of a model decides the cost of a step.
+    """The parts of a model's shape that decide the cost of a step.
 
     `layer_params` are the weights of matrix products in the layers, `head_params` those of the LM head;
     `weight_bytes` are read in every step, the experts' apart. The input embedding is in none of them.
@@ -61,7 +61,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a device attains: operations and bytes read, each per second; 0 where it is not known."""
+    """Peaks of a device: operations and bytes read, each per second; 0 if unknown."""
 
     flops: float = 0.0
     read_bytes: float = 0.0
@@ -69,7 +69,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Of one step: floating-point operations, bytes read, bytes written."""
+    """Cost of one step: floating-point operations, bytes read, bytes written."""
 
     flops: float
     read_bytes: float

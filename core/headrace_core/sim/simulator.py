@@ -38,7 +38,7 @@ FIRST_OWN, FIRST_SHARED = 1_000_000, 2
 
 
 class SimulationError(HeadraceError):
-    """The simulated engine cannot do what was asked of it."""
+    """The simulated engine refused a change of knobs."""
 
 
 class StepTime(Protocol):
@@ -82,7 +82,7 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many requests at once: the next arrives when one ends, whatever time it was planned for."""
+    """A fixed number of requests at once: the next arrives when one ends, whatever its planned time."""
 
     source: Iterable[PlannedRequest]
     concurrency: int
@@ -90,7 +90,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """What became of a request; times in seconds. `tokens` has the time of each output token.
+    """The outcome of a request; times in seconds. `tokens` has the time of each output token.
 
     `end` is None for one that was still live, `reason` then too. A request that was refused has `refused`.
     """
@@ -150,7 +150,7 @@ class SimRun:
 
     @property
     def tokens(self) -> int:
-        """Output tokens, also of requests that have not ended."""
+        """Output tokens, including those of requests that have not ended."""
         return sum(step.sampled for step in self.steps)
 
     @property
@@ -191,7 +191,7 @@ class Simulator:
         self._number = 0
 
     def run(self, *, until: float | None = None, steps: int | None = None, requests: int | None = None) -> SimRun:
-        """Go on until the first limit is reached, or nothing is left to do.
+        """Run until the first limit is reached, or nothing is left to do.
 
         `until` is a time: no step begins at or after it. `steps` and `requests` count from here; with several requests
         ending in the last step there may be a few more. An endless load needs a limit, one that is refused throughout
@@ -203,7 +203,7 @@ class Simulator:
         return SimRun(outcomes=tuple(self._outcomes), live=live, steps=tuple(taken), begin=begin, end=self.now)
 
     def reconfigure(self, changes: Mapping[str, object]) -> None:
-        """Change hot knobs from the next step on. Raises `SimulationError` with what the scheduler said."""
+        """Change hot knobs from the next step on. Raises `SimulationError` with the scheduler's reasons."""
         answer = self.scheduler.reconfigure(changes, self.now)
         if isinstance(answer, ChangeRefused):
             said = "; ".join(f"{problem.knob}: {problem.message}" for problem in answer.problems)

@@ -160,7 +160,7 @@ class StepTimeModel:
         return self._corrected(shape.rows, self._line(_features(shape)))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step that took `seconds`. What is no duration is ignored."""
+        """Learn from a step that took `seconds`. Values that are not durations are ignored."""
         if not (math.isfinite(seconds) and seconds > _TINY):
             return
         features = _features(shape)
@@ -180,12 +180,12 @@ class StepTimeModel:
         if not trusted or self._observed % 8 == 0 or not 0.5 < line / seconds < 2.0:
             self._solve()
         if self._observed == _TRUSTED:
-            self._table.clear()  # what a seed said of a line that is another by now
+            self._table.clear()  # the seed's ratios belong to the old line
         elif trusted and abs(self._bias) < _TABLE_BIAS:
             self._note_ratio(shape.rows, limit, line)
 
     def _leverage(self, features: tuple[float, ...], line: float) -> float:
-        """How much one more step like this would say that is new: 0 for nothing, above 1 for nearly all."""
+        """How much one more step like this would add: 0 for nothing, above 1 if nearly all of it is new."""
         spread = _solve_symmetric(self._solved, features, range(_SIZE))
         return math.fsum(map(mul, features, spread)) / (line * line)
 
@@ -223,7 +223,7 @@ class StepTimeModel:
 def solve_non_negative(sums: _Sums, targets: Sequence[float]) -> tuple[float, ...]:
     """x >= 0 that nearly minimises x'Ax/2 - b'x, for `sums` A positive definite (upper half) and `targets` b.
 
-    What comes out negative is left out, the worst first, and the rest solved again: not always the very optimum,
+    Negative results are left out, the worst first, and the rest solved again: not always the very optimum,
     always non-negative and finite.
     """
     kept = list(range(len(targets)))

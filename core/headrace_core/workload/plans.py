@@ -1,8 +1,8 @@
-"""Plans of load: who arrives when, with how long a prompt and answer. Pure and seeded.
+"""Plans of load: when each request arrives, and how long its prompt and answer are. Pure and seeded.
 
 The count of a window and its mix of short and long prompts are exact: the offered load is the one asked for, and only
 its order and its lengths are random. Two configs that get the same seed get the same plan, request by request. Each
-aspect has a random stream of its own, so another rate leaves the lengths as they were.
+aspect has its own random stream, so another rate leaves the lengths unchanged.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def plan_window(
 def with_warmup(
     arrivals: Arrivals, shape: RequestMix, *, requests: int, duration: float, warmup: float, seed: int
 ) -> list[PlannedRequest]:
-    """A window with `warmup` seconds of the same load before it: what is measured begins in the midst of load.
+    """A window with `warmup` seconds of the same load before it: the measured part starts under load.
 
     Where the rate ramps, the warm-up has the rate that the ramp begins with.
     """
@@ -195,7 +195,7 @@ def endless_load(workload: Workload, seed: int) -> Iterator[PlannedRequest]:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed that differs wherever a part does, the same on every machine and in every run."""
+    """A seed that differs if any part does, and is the same on every machine and in every run."""
     return random.Random(":".join(map(str, parts))).getrandbits(31)  # noqa: S311
 
 

@@ -90,7 +90,7 @@ def _content(values: Mapping[str, Any]) -> str | tuple[Mapping[str, Any], ...] |
 
 
 def _time(values: Mapping[str, Any], unit: float) -> float:
-    """Seconds since whatever the trace counts from."""
+    """The request's time in seconds, from the trace's own origin."""
     name, value = _first(values, TIMES)
     if name is None:
         raise ValueError(f"has no time: give {' or '.join(TIMES)}")

@@ -5,8 +5,8 @@ predict.py   pure: story -> how many requests should meet the SLO, by the simula
 manifests.py pure: story -> the resources that the demo applies
 stages.py    progress: each step's title, time, facts and check
 client.py    a streamed chat completion and a stretch of mixed load, as a user would send them
-waiting.py   waits for what the cluster says of an object
-watching.py  tells a TuningRun's status as it changes
+waiting.py   waits for an object to reach a state
+watching.py  prints a TuningRun's status as it changes
 report.py    the closing table
 run.py       the steps in order
 """

@@ -1,4 +1,4 @@
-"""What a user would send: one streamed chat completion, and a stretch of mixed load by `headrace bench serve`."""
+"""A user's requests: one streamed chat completion, and a minute of mixed load from `headrace bench serve`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace_local.errors import LocalError
 
 
 async def chat(url: str, model: str, question: str, *, max_tokens: int) -> AsyncIterator[str]:
-    """Yield the pieces of a streamed answer. Raises `LocalError` with the server's own words."""
+    """Yield the pieces of a streamed answer. Raises `LocalError` with the server's own message."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
@@ -47,7 +47,7 @@ def _piece(line: bytes) -> str:
 
 
 async def mixed_load(url: str, story: Story, *, seed: int) -> dict[str, Any]:
-    """Drive the story's load at `url` by the project's own load client; return its summary."""
+    """Send the story's load to `url` with the project's load client; return its summary."""
     options = {
         "--rate": story.rate,
         "--duration": story.mixed_load,
@@ -63,12 +63,12 @@ async def mixed_load(url: str, story: Story, *, seed: int) -> dict[str, Any]:
 
 
 async def calibrate(model: Path, *, threads: int) -> dict[str, Any]:
-    """Step times of the engine on this machine with that many threads. Raises `LocalError`."""
+    """Step times of the engine on this machine with `threads` threads. Raises `LocalError`."""
     return await _headrace_json("The calibration", "bench", "engine", str(model), "--threads", str(threads), "--json")
 
 
 async def demo_model() -> Path:
-    """Folder of the demo model, made if it is not there (`headrace model demo`). Raises `LocalError`."""
+    """Folder of the demo model, built if it is missing (`headrace model demo`). Raises `LocalError`."""
     printed = await _headrace("Getting the demo model", "model", "demo")
     return Path(printed.strip().splitlines()[-1])
 
@@ -79,7 +79,7 @@ async def _headrace_json(what: str, *words: str) -> dict[str, Any]:
 
 
 async def _headrace(what: str, *words: str) -> str:
-    """Run `headrace WORDS` in a process of its own, since its package is not ours to import; what it prints."""
+    """Run `headrace WORDS` as a subprocess, since this package must not import its code; return its output."""
     command = [sys.executable, "-m", "headrace_cli", *words]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE

@@ -50,7 +50,7 @@ def inference_service(story: Story, model: Path) -> Manifest:
 
 
 def bad_config() -> Manifest:
-    """A whole prompt in one step: good for throughput, ruinous for everybody who is decoding meanwhile."""
+    """A whole prompt in one step: good for throughput, ruinous for every request that is decoding meanwhile."""
     return {KNOB_BY_NAME[name].camel: value for name, value in told.BAD_KNOBS.items()}
 
 

@@ -13,14 +13,14 @@ from headrace_local.demo import story as told
 from headrace_local.demo.story import Story
 
 JITTER = 0.1  # sigma of a step's lognormal noise
-BLOCKS, CONTEXT = 4000, 4096  # more than the load needs: memory is not what the story is about
-WINDOWS = 6  # that a prediction is made of
+BLOCKS, CONTEXT = 4000, 4096  # more than the load needs: the demo is not about memory
+WINDOWS = 6  # simulated for one prediction
 
 
 def play(
     story: Story, calibration: Calibration, knobs: Mapping[str, object], *, seed: int, speed: float = 1.0
 ) -> SimRun:  # fmt: skip
-    """One window of the load under `knobs`, until its last request has ended, at `speed` times the calibrated one."""
+    """One window of the load under `knobs`, until its last request has ended, at `speed` times the calibrated speed."""
     load = Workload(
         rate=story.rate, duration=story.window, short_prompt_tokens=told.SHORT_PROMPT,
         output_tokens=told.OUTPUT_TOKENS, long_prompt_tokens=told.LONG_PROMPT, long_share=told.LONG_SHARE,
@@ -33,7 +33,7 @@ def play(
 
 
 def keeps_slo(story: Story, outcome: RequestOutcome) -> bool:
-    """Whether a request that ended met the story's SLO."""
+    """Whether an ended request met the story's SLO."""
     slo = SloSet(ttft_seconds=story.ttft, itl_seconds=story.itl)
     return outcome.ttft is not None and slo.judge(outcome.ttft, outcome.gaps, outcome.e2e or 0.0)
 

@@ -1,4 +1,4 @@
-"""What the demo shows at its end: before and after side by side, and where the time went. Pure but for printing."""
+"""The demo's closing tables: before and after side by side, and the time per step. Pure but for printing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 from headrace_local.progress import elapsed_text
 
-# Field of the status's measures, what a person calls it, unit, whether more is better.
+# Field of the status's measures, its label, unit, whether more is better.
 _ROWS = (
     ("attainment", "SLO attainment", "%", True),
     ("goodput", "goodput (requests/s within the SLO)", "/s", True),
@@ -39,14 +39,14 @@ def before_after(rollout: Mapping[str, Any], old: Mapping[str, Any], new: Mappin
 
 
 def ratio(before: Mapping[str, Any], after: Mapping[str, Any], field: str) -> str:
-    """`1.8x`, or a dash where one of the two is missing."""
+    """`1.8x`, or a dash if either is missing."""
     if field == "requests" or not before.get(field) or after.get(field) is None:
         return "-"
     return f"{after[field] / before[field]:.2f}x"
 
 
 def show(value: float | None, unit: str) -> str:
-    """A figure as a person reads it: seconds as ms, shares as percent."""
+    """A figure for display: seconds as ms, shares as percent."""
     if value is None:
         return "-"
     if unit == "%":
@@ -57,7 +57,7 @@ def show(value: float | None, unit: str) -> str:
 
 
 def times(stages: Sequence[tuple[str, float]]) -> Table:
-    """Where the time went."""
+    """A table of each step's duration, and the total."""
     table = Table(title="Time", title_justify="left", show_header=False)
     for title, seconds in stages:
         table.add_row(title, elapsed_text(seconds))

@@ -1,4 +1,4 @@
-"""The demo: eight steps, each shown, timed and checked. The first that does not hold ends it with exit code 1."""
+"""The demo: eight steps, each shown, timed and checked. The first failed check ends it with exit code 1."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Object = dict[str, Any]
 
 @dataclass(slots=True)
 class Demo:
-    """What the steps hand on to each other."""
+    """What the steps pass on to each other."""
 
     slot: Slot
     stages: Stages
@@ -52,19 +52,19 @@ class Demo:
     prometheus: Prometheus
 
     def apply_to_disk(self, name: str, body: Manifest) -> Path:
-        """Write a manifest where a person can read it and apply it again."""
+        """Write a manifest to the evidence folder, to be read and applied again."""
         path = self.evidence / f"{name}.yaml"
         path.write_text(yaml.safe_dump(body, sort_keys=False))
         return path
 
 
 def run_demo(slot: Slot, *, keep: bool, console: Console) -> None:
-    """Run all steps. Raises `LocalError` where a check does not hold; takes the cluster down unless `keep`."""
+    """Run all steps. Raises `LocalError` if a check fails; takes the cluster down unless `keep`."""
     if cluster.status(slot).state is cluster.SlotState.UP:
         raise LocalError(
             f"A cluster is up in slot {slot.number} already.",
-            why="The demo needs one of its own, so that what it shows is what it did.",
-            todo=f"End it with `headrace local down --slot {slot.number}`, or give the demo another: `--slot N`.",
+            why="The demo needs a fresh one, so that everything it shows is its own work.",
+            todo=f"End it with `headrace local down --slot {slot.number}`, or choose another slot: `--slot N`.",
         )
     evidence = evidence_folder()
     stages = Stages(total=7 if keep else 8, console=console)
@@ -121,7 +121,7 @@ async def _calibrate(demo: Demo, stage: DemoStage, model: Path) -> Story:
     features = ", ".join(facts["cpu_features"]) or "no vector features"
     stage.say(f"calibrated: {facts['device']} ({features}), {facts['dtype']}, {facts['threads']} thread(s)")
     stage.say(
-        f"a whole long prompt stalls decodes for {1000 * story.whole:.0f} ms, a slice of it for "
+        f"a whole long prompt stalls decodes for {1000 * story.whole:.0f} ms, one slice of it for "
         f"{1000 * story.sliced:.0f} ms: SLO ITL {1000 * story.itl:.0f} ms, TTFT {story.ttft:.1f} s"
     )
     bad, good = (predicted_attainment(story, calibration, knobs) for knobs in (told.BAD_KNOBS, told.GOOD_KNOBS))
@@ -169,7 +169,7 @@ async def _mixed_load(demo: Demo, stage: DemoStage, story: Story, url: str) -> N
     stage.check(
         stats.counts.attainment < story.attainment,
         f"the SLO is missed, as meant: {stats.counts.attainment:.0%} of {story.attainment:.0%}",
-        f"{stats.counts.attainment:.0%} of the requests met the SLO already, so that there is nothing to tune",
+        f"{stats.counts.attainment:.0%} of the requests already met the SLO, so there is nothing to tune",
         "The calibration does not fit this machine: run the demo again when it is quieter.",
     )
 
@@ -184,7 +184,7 @@ def _window_text(stats: WindowStats) -> str:
 
 
 async def stable_pods(kube: Kube) -> dict[str, tuple[str, str, int]]:
-    """Each stable pod's uid, container start and restarts: what an application in place must leave as it is."""
+    """Each stable pod's uid, container start and restarts: what a change in place must not alter."""
     label_selector = names.selector_string(names.stable_selector(SERVICE))
     pods = await kube.list(PODS, NAMESPACE, label_selector)
     return {pod["metadata"]["name"]: _identity(pod) for pod in pods}
@@ -229,7 +229,7 @@ def _tear_down(slot: Slot, stages: Stages) -> None:
     with stages.stage("Tear down") as stage:
         cluster.down(slot)
         left = find_leftovers(slot)
-        stage.check(not left, "no process, mount or port is left", str(left))
+        stage.check(not left, "no process, mount or port is left over", str(left))
 
 
 def _say_how_to_reach(slot: Slot, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Progress of the demo: one line a step while it runs, its facts and its time when it ends, its check when it fails."""
+"""Progress of the demo: each step's title, its facts and checks as they come, and its time when it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace_local.progress import elapsed_text
 
 @dataclass(slots=True)
 class DemoStage:
-    """One running step. `say` adds a fact, `check` holds it to its promise."""
+    """One running step. `say` adds a fact, `check` ends the demo unless a condition holds."""
 
     title: str
     console: Console
@@ -27,9 +27,9 @@ class DemoStage:
         self.console.print(f"    {fact}", highlight=False)
 
     def check(self, holds: bool, what: str, why: str, todo: str = "") -> None:
-        """Go on if `holds`, else end the demo. Raises `LocalError`."""
+        """Print `what` as passed if `holds`, else end the demo. Raises `LocalError`."""
         if not holds:
-            raise LocalError(f"This did not hold: {what}.", why=why, todo=todo)
+            raise LocalError(f"This check failed: {what}.", why=why, todo=todo)
         self.console.print(f"    [green]✓[/green] {escape(what)}", highlight=False)
 
 
@@ -43,7 +43,7 @@ class Stages:
 
     @contextmanager
     def stage(self, title: str) -> Iterator[DemoStage]:
-        """Run one step; its time is kept for the summary."""
+        """Run one step, and keep its time for the summary."""
         number = len(self.times) + 1
         self.console.print(f"\n[bold cyan][{number}/{self.total}][/bold cyan] [bold]{escape(title)}[/bold]")
         started = time.monotonic()

@@ -1,11 +1,11 @@
-"""What the demo asks of this machine: rates, lengths and thresholds from a calibration of the engine.
+"""The demo's load and SLO for this machine: rates, lengths and thresholds from a calibration of the engine.
 
 Pure. Machines differ by a factor of eight, so a fixed load idles one and drowns another. The story must be the same on
 each: a prefill chunk as long as the longest prompt stalls every running decode for `whole` seconds, a small chunk for
-`sliced` seconds, and the inter-token SLO lies between the two, about a factor of two from both: neighbours make a
-machine faster or slower between the calibration and the check. Long prompts are as many as short ones, so that most
-requests meet one: with fewer, too many go well under the bad config, and a few short windows cannot tell the two apart
-(tests/unit/headrace_local/demo/test_predict.py plays it through).
+`sliced` seconds, and the inter-token SLO lies between the two, about a factor of two from both: other work can make
+the machine faster or slower between the calibration and the check. Half of the prompts are long, so most requests
+meet a long one: with fewer, too many requests do well under the bad config, and a few short windows cannot tell the
+two configs apart (tests/unit/headrace_local/demo/test_predict.py simulates this).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace_core.sim.calibration import Calibration
 
 SHORT_PROMPT, LONG_PROMPT, LONG_SHARE, OUTPUT_TOKENS = 24, 640, 0.5, 44
 SHORTEST_LONG = 480  # lengths spread by a quarter around their mean
-SLICE, DECODES = 64, 4  # the chunk that should be found good, and how many decodes run beside it
+SLICE, DECODES = 64, 4  # the chunk that the search should find, and how many decodes run beside it
 BATCH = 8  # sequences that share a decode step when the engine is busy
 MIN_REQUESTS = 12  # in each window of the check on the running pods
 UTILIZATION = 0.55  # by prefill in slices, and by decode at that batch: together the engine is busy and keeps up
@@ -26,14 +26,14 @@ BAD_CHUNK = 1024  # longer than any prompt of the load: each is prefilled in one
 BAD_KNOBS: Mapping[str, object] = {
     "max_num_batched_tokens": BAD_CHUNK, "prefill_chunk_size": BAD_CHUNK, "max_num_seqs": 32
 }  # fmt: skip
-GOOD_KNOBS: Mapping[str, object] = {  # such as the search should find
+GOOD_KNOBS: Mapping[str, object] = {  # what the search should find
     "max_num_batched_tokens": 2 * SLICE, "prefill_chunk_size": SLICE, "max_num_seqs": 16, "decode_ratio": 0.25
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """Everything that the demo's resources need. Times in seconds, `rate` in requests a second."""
+    """The numbers in the demo's resources. Times in seconds, `rate` in requests a second."""
 
     ttft: float
     itl: float
@@ -52,7 +52,7 @@ class Story:
 def engine_threads(cores: int) -> int:
     """CPU threads of an engine: one core is left for the control plane, the load and Prometheus.
 
-    Where they share the engine's cores, each step waits for whichever thread was pushed aside, and the latencies of
+    If they share the engine's cores, each step waits for whichever thread was preempted, and the latencies of
     the machine drown those of the config.
     """
     return max(1, cores - 1)

@@ -1,4 +1,4 @@
-"""Waits for what the cluster says, by watching: each event is shown to `judge` until it returns a value."""
+"""Waits on an object by watching it: each event is passed to `judge` until that returns a value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def wait_for(
                     return found
     except TimeoutError as error:
         raise LocalError(
-            f"{resource.kind} {namespace}/{name} did not get there within {seconds:.0f} s.",
+            f"{resource.kind} {namespace}/{name} did not reach the expected state within {seconds:.0f} s.",
             why=describe(last),
             todo=f"kubectl -n {namespace} describe {resource.plural} {name}",
         ) from error
@@ -51,13 +51,13 @@ async def _objects(kube: Kube, resource: ApiResource, name: str, namespace: str)
 
 
 def condition(resource: Object, kind: str) -> Object:
-    """The condition of that type, or an empty one."""
+    """The object's condition of type `kind`, or an empty one."""
     conditions = resource.get("status", {}).get("conditions", [])
     return next((item for item in conditions if item["type"] == kind), {})
 
 
 def describe(resource: Object) -> str:
-    """The object's conditions in words, for the message of a wait that failed."""
+    """The object's conditions as text, for the message of a failed wait."""
     conditions = resource.get("status", {}).get("conditions", [])
     said = [
         f"{item['type']}={item['status']} ({item.get('reason', '')}: {item.get('message', '')})" for item in conditions

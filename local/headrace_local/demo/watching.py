@@ -1,4 +1,4 @@
-"""Tells a TuningRun's status as it changes: each phase, and each trial as it ends."""
+"""Prints a TuningRun's status as it changes: each phase, and each trial as it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARKS = {"Complete": "[green]•[/green]", "Infeasible": "[yellow]-[/yellow]"}
 
 
 class Teller:
-    """Remembers what it has told, so that each event adds only what is new."""
+    """Remembers what it has printed, so that each event adds only what is new."""
 
     def __init__(self, stage: DemoStage) -> None:
         self._stage = stage
@@ -21,7 +21,7 @@ class Teller:
         self._trials: set[int] = set()
 
     def tell(self, run: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Print what is new; the run itself once it has ended. Raises `LocalError` if it failed."""
+        """Print what is new. Returns the run once it has ended, else None. Raises `LocalError` if it failed."""
         status = run.get("status", {})
         for trial in status.get("trialLog", []):
             if trial["number"] not in self._trials:
@@ -37,7 +37,7 @@ class Teller:
 
 
 def shown_phase(status: Mapping[str, Any]) -> str:
-    """The phase, with the rollout's own while there is one."""
+    """The phase, followed by the rollout's phase if there is a rollout."""
     rollout = (status.get("rollout") or {}).get("phase", "")
     phase = str(status.get("phase", "Pending"))
     return f"{phase}/{rollout}" if rollout else phase

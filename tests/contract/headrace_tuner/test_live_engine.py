@@ -142,7 +142,7 @@ async def test_a_config_changed_by_somebody_else_voids_the_window(engine, promet
         while not measuring((await admin.get_config()).revision):
             await asyncio.sleep(0.05)
         await admin.patch_config({}, revision="by-somebody")
-        with pytest.raises(TrialVoid, match="somebody changed the engine's config"):
+        with pytest.raises(TrialVoid, match="something else changed the engine's config"):
             await window
 
 

@@ -1,4 +1,4 @@
-"""What must hold of a plan, worked out anew from the state around it. Each function raises AssertionError."""
+"""Rules for a plan, recomputed from the state around it. Each function raises AssertionError."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Who waited for what, booked the dear way: every request is asked after every call. For comparison with `history`."""
+"""What each request waited for, computed the slow way: by asking every request after every call. Checks `history`."""
 
 from collections import defaultdict
 

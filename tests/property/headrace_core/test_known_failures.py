@@ -1,4 +1,4 @@
-"""Failures that other engines had in public, each as a test. The model's KV cache is real: wrong KV is wrong output."""
+"""Known failures of other engines, each as a test. The model's KV cache is real: wrong KV is wrong output."""
 
 import itertools
 import random
@@ -241,7 +241,7 @@ def test_two_requests_that_need_more_than_half_the_cache_each_do_not_evict_each_
     assert all(engine.outputs[name] == engine.alone(name) for name in "ab")
 
 
-def test_under_a_full_cache_somebody_advances_in_every_step() -> None:
+def test_under_a_full_cache_some_request_advances_in_every_step() -> None:
     """Preemptions followed each other without a token in between, until nothing moved any more."""
     engine = Engine(num_blocks=14, preemptible=True, prefill_chunk_size=3)
     engine.scheduler.expect([1] * 20, 0.0)

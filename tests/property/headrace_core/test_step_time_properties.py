@@ -1,4 +1,4 @@
-"""Whatever steps it is shown, the model predicts finite, non-negative times; shapes equal what a loop would count."""
+"""From any steps that it sees, the model predicts finite, non-negative times; shapes equal what a loop would count."""
 
 import math
 

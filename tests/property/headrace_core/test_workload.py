@@ -1,4 +1,4 @@
-"""Whatever is asked for: a plan has its count, its order and its bounds, and no trace or stream breaks the reader."""
+"""For any options a plan has its count, its order and its bounds, and no trace or stream breaks the reader."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""A against A: two equal configs under noise must not be told apart. At most 5 % of the verdicts may be Improved."""
+"""A against A: two equal configs under noise must not look different. At most 5 % of the verdicts may be Improved."""
 
 import random
 

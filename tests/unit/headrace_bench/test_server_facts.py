@@ -1,4 +1,4 @@
-"""What a server says about itself."""
+"""Facts that a server reports about itself."""
 
 from headrace_bench.server_facts import differing, facts_of, server_facts
 from headrace_client.load.client import load_session
@@ -21,7 +21,7 @@ def test_an_engines_facts_are_the_labels_of_its_info_metrics() -> None:
     ]  # fmt: skip
 
 
-async def test_a_server_that_says_nothing_is_no_error(server) -> None:
+async def test_a_server_without_facts_is_not_an_error(server) -> None:
     async with load_session() as session:
         assert await server_facts(session, server.url) == {}
         assert await server_facts(session, "http://127.0.0.1:1") == {}

@@ -1,7 +1,7 @@
-"""What a window is worth: score, constraints, and the margin that breaks ties. Pure.
+"""Rates a window: score, constraints, and the margin that breaks ties. Pure.
 
 Goodput is good requests per second, by the engine's joint counter, over the requests that were planned: a request that
-was refused, failed or never ended is a miss, or a config would win by turning people away. Throughput is output tokens
+was refused, failed or never ended is a miss, or a config would win by refusing requests. Throughput is output tokens
 per second. Both are constrained by the attainment of the SLO.
 
 Where every config serves the whole load, goodput says nothing. The margin then breaks the tie: how far the 95th
@@ -24,7 +24,7 @@ MARGIN_WEIGHT = 0.5  # of one good request, or of one answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyGoal:
-    """What is asked for: objective, share of good requests, thresholds in seconds by target (ttft, itl, e2e)."""
+    """The goal: objective, least share of good requests, thresholds in seconds by target (ttft, itl, e2e)."""
 
     objective: Objective
     attainment: float
@@ -45,7 +45,7 @@ class StudyGoal:
         return math.fsum(slacks) / len(slacks) if slacks else 0.5
 
     def constraints(self, reading: TrialReading) -> dict[str, float]:
-        """Signed slack by constraint, as Optuna has it: above 0 is violated."""
+        """Signed slack by constraint, as Optuna defines it: above 0 is violated."""
         return {ATTAINMENT: self.attainment - reading.counts.attainment, RUNNABLE: -1.0}
 
     @property
@@ -55,5 +55,5 @@ class StudyGoal:
 
 
 def _slack(value: float, limit: float) -> float:
-    """1 at 0, 0.5 at the limit, towards 0 beyond; 0 where nothing was observed."""
+    """1 at 0, 0.5 at the limit, towards 0 beyond; 0 if nothing was observed."""
     return 0.0 if math.isnan(value) else limit / (limit + value)

@@ -1,4 +1,4 @@
-"""The first rung: what the engine would refuse is never tried on it. Pure."""
+"""The first rung: a config that the engine would refuse is not tried. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Knobs = Mapping[str, KnobValue]
 
 
 def refusal(config: EngineConfig, knobs: Knobs) -> str | None:
-    """Why the engine that runs `config` would refuse `knobs`, or None. The engine's own rules, before it is asked."""
+    """Why the engine that runs `config` would refuse `knobs`, or None. Uses the engine's own rules; does not ask it."""
     try:
         reconfigure(config, knobs)
     except ConfigError as error:

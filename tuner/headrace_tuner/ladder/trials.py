@@ -1,4 +1,4 @@
-"""What the records say about each config: repeats pooled, best and baseline picked out. Pure."""
+"""The recorded trials of each config: repeats pooled, best and baseline picked out. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _pooled(goal: StudyGoal, group: Sequence[TrialRecord]) -> Pooled:
     values = [(item.goodput if goodput else item.throughput) or 0.0 for item in measures]
     scores = [record.score or 0.0 for record in group]
     return Pooled(
-        # Four digits are more than a window can resolve, and people read this one in `kubectl get`.
+        # A window resolves fewer than four digits, and people read this number in `kubectl get`.
         candidate=Candidate(
             knobs=group[0].knobs, score=float(f"{sum(scores) / len(scores):.4g}"), attainment=counts.attainment
         ),
@@ -57,7 +57,7 @@ def _counts(record: TrialRecord) -> Counts | None:
 
 
 def best_of(goal: StudyGoal, trials: Iterable[TrialRecord]) -> Pooled | None:
-    """The config with the best score among those that meet the attainment; where none does, among all."""
+    """The config with the best score among those that meet the attainment; if none does, among all."""
     return max(pool(goal, trials), key=lambda item: (item.feasible, item.candidate.score or 0.0), default=None)
 
 
@@ -69,7 +69,7 @@ def baseline_of(goal: StudyGoal, records: StudyRecords) -> Pooled | None:
 
 
 def better(goal: StudyGoal, best: Pooled, baseline: Pooled) -> bool:
-    """Whether `best` did more than `baseline`, so that it is worth a verification."""
+    """Whether `best` did more than `baseline`, and is therefore worth verifying."""
     if goal.objective is Objective.THROUGHPUT and best.feasible != baseline.feasible:
         return best.feasible
     return best.value > baseline.value and (best.feasible or goal.objective is Objective.GOODPUT)
@@ -82,7 +82,7 @@ def of_config(trials: Iterable[TrialRecord], config: Candidate) -> list[TrialRec
 
 
 def canonical(knobs: Mapping[str, KnobValue]) -> str:
-    """A key that is equal for equal configs: 0.5 and 0.50, 64 and 64.0."""
+    """The same key for the same config, however its numbers are written: 0.5 and 0.50, 64 and 64.0."""
     plain = {
         name: round(value, 9) + 0.0 if isinstance(value, (int, float)) and not isinstance(value, bool) else value
         for name, value in knobs.items()

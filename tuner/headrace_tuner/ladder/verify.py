@@ -1,4 +1,4 @@
-"""The last rung: from paired windows on fresh seeds to a verdict, in words that say what it stands on. Pure."""
+"""The last rung: from paired windows on fresh seeds to a verdict, with a message that gives its evidence. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pairs = list[tuple[VerificationRecord, VerificationRecord]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationResult:
-    """What the verification found, and why, in a sentence."""
+    """The verdict of the verification, with a sentence that explains it."""
 
     verdict: StudyVerdict
     effect: Effect
@@ -43,7 +43,7 @@ def verify(goal: StudyGoal, records: StudyRecords, *, min_effect: float, confide
 
 
 def complete_blocks(windows: Iterable[VerificationRecord]) -> Pairs:
-    """Blocks of which both windows count, each as (baseline, winner)."""
+    """Blocks in which both windows count, each as (baseline, winner)."""
     found: dict[int, dict[bool, VerificationRecord]] = {}
     for item in windows:
         if item.state in MEASURED:
@@ -52,7 +52,7 @@ def complete_blocks(windows: Iterable[VerificationRecord]) -> Pairs:
 
 
 def window_pairs(blocks: Pairs) -> list[WindowPair]:
-    """Blocks as the comparison takes them. Halves that were written down without their length have all the same."""
+    """Blocks in the comparison's form. Halves recorded without a length are assumed to be equally long."""
     halves = [half for block in blocks for record in block for half in record.halves]
     timed = all(half.seconds is not None for half in halves)
 
@@ -81,7 +81,7 @@ def decide(ratio: Interval, *, min_effect: float, any_feasible: bool) -> StudyVe
 
 
 def _objective(goal: StudyGoal, records: StudyRecords) -> Objective:
-    """Throughput is compared between configs that meet the SLO; a baseline that does not is compared by goodput."""
+    """Throughput is compared between configs that meet the SLO; a baseline that misses it is compared by goodput."""
     baseline = baseline_of(goal, records)
     return goal.objective if baseline is None or baseline.feasible else Objective.GOODPUT
 

@@ -23,7 +23,7 @@ async def background_load(
     deadline: float = DEADLINE_SECONDS,
     poll: float = POLL_SECONDS,
 ) -> bool:
-    """Send `workload` without a break until `done`, for `deadline` seconds at most; whether it was done."""
+    """Send `workload` without a break until `done`, for `deadline` seconds at most. Returns whether `done` was met."""
     load = asyncio.create_task(client.open_loop(endless_load(workload, seed), drain=0.0))
     log.info("keeping the load on the service", extra={"url": client.endpoint.url, "rate": workload.rate})
     try:

@@ -1,6 +1,6 @@
 """Reads a trial's window from Prometheus and compares it with what the client saw.
 
-A window has a revision of its own, patched in as it begins: the engine labels each request by the config under which it
+Each window has its own revision, patched in as it begins: the engine labels each request by the config under which it
 arrived, so the series of that revision hold the window's requests, all of them and no others.
 """
 
@@ -24,7 +24,7 @@ from headrace_core.evidence.windows import VoidKind, WindowVoidError, histogram_
 from headrace_tuner.errors import TrialVoid
 
 IDENTITY = ("namespace", "pod", "instance", "job")
-SCRAPE_TIMEOUT = 20.0  # seconds; intervals up to 15 s are common
+SCRAPE_TIMEOUT = 20.0  # seconds; scrape intervals up to 15 s are common
 LOST = frozenset({ErrorKind.CONNECT, ErrorKind.RESET, ErrorKind.PROTOCOL, ErrorKind.WRONG_LENGTH})
 
 
@@ -32,7 +32,7 @@ LOST = frozenset({ErrorKind.CONNECT, ErrorKind.RESET, ErrorKind.PROTOCOL, ErrorK
 class TrialReading:
     """One measured window. Latencies in seconds, NaN where nothing was observed.
 
-    `counts.requests` are those that were planned, and `counts.output_tokens` include what came after the last arrival;
+    `counts.requests` counts planned requests, and `counts.output_tokens` includes those after the last arrival;
     `throughput` is output tokens per second while the load was on.
     """
 
@@ -42,7 +42,7 @@ class TrialReading:
     halves: tuple[Counts, ...] = ()
 
     def measures(self) -> Measures:
-        """The form of the records."""
+        """In the form of the records."""
         counts = self.counts
         return Measures(
             goodput=counts.goodput,
@@ -70,13 +70,13 @@ class WindowSpan:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What picks its series."""
+        """The labels that select its series."""
         return {"revision": self.revision, "config_generation": str(self.generation)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSide:
-    """What the client knows of a window. `early`: warm-up requests that may have reached the engine after its begin.
+    """What the client recorded of a window. `early`: warm-up requests that may have reached the engine after its begin.
 
     `lag_limit`: how late, in seconds, 99 % of the requests may be sent.
     """
@@ -87,7 +87,7 @@ class ClientSide:
 
 
 async def read_trial(prometheus: Prometheus, span: WindowSpan, client: ClientSide) -> TrialReading:
-    """The window's reading. Raises `TrialVoid` with the reason where the live metrics do not support one."""
+    """The window's reading. Raises `TrialVoid` with the reason if the live metrics do not support one."""
     check_client(client)
     try:
         pod = await _pod(prometheus, span)
@@ -109,7 +109,7 @@ async def read_trial(prometheus: Prometheus, span: WindowSpan, client: ClientSid
         raise TrialVoid(error.kind, error.reason) from error
     except PrometheusError as error:
         raise TrialVoid(VoidKind.UNSCRAPED, str(error)) from error
-    # The engine counted until the drain's end what arrived in these seconds, and misses what it never finished.
+    # Until the end of the drain the engine counts requests that arrived in these seconds, but not unfinished ones.
     counts = replace(stats.counts, requests=planned, seconds=span.end - span.start)
     return TrialReading(
         counts=counts,
@@ -132,7 +132,7 @@ async def wait_until_scraped(prometheus: Prometheus, revision: str) -> None:
 
 
 def halves(first: Counts, whole: Counts) -> tuple[Counts, Counts]:
-    """Both halves of a window, by the time of finishing. What never finished counts in the second."""
+    """Both halves of a window, by the time of finishing. Unfinished requests count in the second."""
     return first, Counts(
         good=whole.good - first.good,
         requests=whole.requests - first.requests,
@@ -142,7 +142,7 @@ def halves(first: Counts, whole: Counts) -> tuple[Counts, Counts]:
 
 
 def check_client(client: ClientSide) -> None:
-    """Void a window that says more about the client than about the engine. Raises `TrialVoid`."""
+    """Void a window in which the client, not the engine, set the numbers. Raises `TrialVoid`."""
     lost = [record for record in client.records if record.error in LOST]
     if lost:
         first = f"{lost[0].error}: {lost[0].detail}"
@@ -176,7 +176,7 @@ def check_counts(client: ClientSide, *, finished: float, rejected: float) -> Non
 
 
 async def _pod(prometheus: Prometheus, span: WindowSpan) -> dict[str, str]:
-    """Labels that identify the engine among all that Prometheus scrapes; waits for a scrape after the window."""
+    """Labels that identify the engine among all targets of Prometheus; waits for a scrape after the window."""
     info = selector(metrics.CONFIG_INFO.series, span.labels)
     await prometheus.wait_for_scrape(info, span.drained, SCRAPE_TIMEOUT)
     found = {
@@ -191,7 +191,7 @@ async def _pod(prometheus: Prometheus, span: WindowSpan) -> dict[str, str]:
 
 
 async def _total(prometheus: Prometheus, name: str, span: WindowSpan, at: float | None = None) -> float:
-    # The generation was born in this window, so its counters began at 0 there.
+    # The generation began in this window, so its counters started at 0.
     return math.fsum(sample.value for sample in await prometheus.query(selector(name, span.labels), at))
 
 

@@ -24,12 +24,12 @@ from headrace_tuner.measure.reading import ClientSide, TrialReading, WindowSpan,
 from headrace_tuner.targets.base import TrialTarget
 
 SETTLE_SECONDS = 60.0
-SHORTEST_DRAIN = 10.0  # seconds; a window's own length where that is more
+SHORTEST_DRAIN = 10.0  # seconds; the window's length if that is more
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """A window and what it showed."""
+    """A window's reading, with its revision and times."""
 
     window: TimeWindow
     reading: TrialReading
@@ -39,7 +39,7 @@ class WindowMeter(Protocol):
     """Measures configs, one window at a time."""
 
     async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> MeasuredWindow:
-        """Raises `KnobsRefused` where the engine does not take the knobs, `TrialVoid` where nothing can be said."""
+        """Measure one window. Raises `KnobsRefused` if the engine refuses the knobs, `TrialVoid` for a void window."""
         ...
 
 
@@ -62,12 +62,12 @@ class LiveMeter:
 
     @property
     def drain(self) -> float:
-        """How long requests may take after the last arrival, seconds; what takes longer is a miss."""
+        """How long requests may take after the last arrival, seconds; slower ones are misses."""
         return max(SHORTEST_DRAIN, self.workload.duration)
 
     async def measure(self, knobs: Mapping[str, KnobValue], *, seed: int, label: str) -> MeasuredWindow:
         """See `WindowMeter`."""
-        revision = f"{label}-{secrets.token_hex(3)}"  # new even where a killed tuner used the same label
+        revision = f"{label}-{secrets.token_hex(3)}"  # new even if a killed tuner used the same label
         await self.target.state()
         await self.target.settle(SETTLE_SECONDS)
         await self.target.apply(knobs, revision=f"{revision}-warmup")
@@ -112,7 +112,7 @@ class LiveMeter:
         if now.generation != began.generation:
             raise TrialVoid(
                 VoidKind.DISTURBED,
-                f"somebody changed the engine's config inside the window: generation {began.generation} became "
+                f"something else changed the engine's config inside the window: generation {began.generation} became "
                 f"{now.generation}",
             )
 

@@ -1,7 +1,7 @@
 """Records in the ConfigMap RUN-records, by server-side apply with the version that was read: compare and swap.
 
-Who may write them is an entry too, the lease. No two clocks are compared: a lease has run out when its text has not
-changed for its whole length on the watcher's own clock. The holder renews it at a third of that.
+One entry, the lease, names the tuner that may write them. No two clocks are compared: a lease has run out when its text
+has not changed for its whole length on the watcher's own clock. The holder renews it at a third of that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEASE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """`holder` is a process, `host` its pod; `renewals` makes each renewal another text."""
+    """`holder` is a process, `host` its pod; `renewals` makes the text of each renewal different."""
 
     holder: str = ""
     host: str = ""
@@ -44,7 +44,7 @@ class Lease:
 
     @classmethod
     def decode(cls, text: str | None) -> Lease:
-        """The lease in an entry; a free one where there is none or it cannot be read."""
+        """The lease in an entry; a free one if the entry is missing or cannot be read."""
         try:
             values = json.loads(text or "{}")
             return cls(
@@ -61,9 +61,9 @@ class Lease:
 
 
 def may_take(seen: Lease, mine: Lease, *, unchanged_for: float) -> bool:
-    """Whether `mine` may replace `seen`, which has not changed for that many seconds.
+    """Whether `mine` may replace `seen`, which has been unchanged for `unchanged` seconds.
 
-    A lease of my own host is a dead one: a pod runs one tuner at a time, so its holder was killed before I started.
+    A lease of the same host is dead: a pod runs one tuner at a time, so its holder was killed before this one started.
     """
     return not seen.holder or seen.holder == mine.holder or seen.host == mine.host or unchanged_for >= LEASE_SECONDS
 
@@ -89,7 +89,7 @@ class ConfigMapStore:
         self.lost = asyncio.Event()
 
     async def acquire(self) -> None:
-        """See `Store`. Waits while another holder renews its lease, for ever: a Job's deadline ends that."""
+        """See `Store`. Waits as long as another holder renews its lease; only the Job's deadline ends that."""
         if self._renewing is not None:
             return
         seen, since = "", asyncio.get_running_loop().time()
@@ -153,7 +153,7 @@ class ConfigMapStore:
         holder = Lease.decode(self._data.get(LEASE_KEY)).holder
         if holder != self._lease.holder:
             self.lost.set()
-            raise LeaseLost(f"{holder or 'nobody'} holds the records now; this tuner stops")
+            raise LeaseLost(f"{holder or 'no tuner'} holds the records now; this tuner stops")
 
     async def _swap(self, entries: dict[str, str]) -> None:
         data = self._data | entries

@@ -1,6 +1,6 @@
-"""Where records are kept: a contract, and a folder. The ConfigMap is in `configmap.py`.
+"""Where records are kept: the contract, and a store in a folder. The store in a ConfigMap is in `configmap.py`.
 
-A store has one writer. `acquire` makes this process the writer or raises; a writer that lost its place gets `LeaseLost`
+A store has one writer. `acquire` makes this process the writer or raises; a writer that was replaced gets `LeaseLost`
 from the next write and must stop.
 """
 
@@ -22,11 +22,11 @@ class Store(Protocol):
     """Durable records of one study."""
 
     async def acquire(self) -> None:
-        """Become the only writer. Raises `LeaseLost` where somebody else is."""
+        """Become the only writer. Raises `LeaseLost` if another process already is."""
         ...
 
     async def load(self) -> StudyRecords:
-        """All that was written. Raises `TunerError` for what cannot be read."""
+        """All records. Raises `TunerError` if one cannot be read."""
         ...
 
     async def save(self, record: AnyRecord) -> None:
@@ -34,24 +34,24 @@ class Store(Protocol):
         ...
 
     async def release(self) -> None:
-        """Let the next writer in at once. Never raises."""
+        """Let another writer take over at once. Never raises."""
         ...
 
 
 def read_all(data: Mapping[str, str]) -> StudyRecords:
     """Records of all entries. Raises `TunerError` naming those that cannot be read: without one of them the study would
-    go on from another history."""
+    continue from another history."""
     records = decode(data)
     if records.unreadable:
         listed = "; ".join(map(str, records.unreadable))
-        raise TunerError(f"records cannot be read: {listed}. Delete these entries, and they are measured again")
+        raise TunerError(f"records cannot be read: {listed}. Delete these entries to measure them again")
     return records
 
 
 class FolderStore:
     """One file per record, written beside and renamed, so that a kill leaves the old one or the new one.
 
-    The lock is the kernel's and goes with the process: no clock, no expiry.
+    The kernel holds the lock and releases it when the process ends: no clock, no expiry.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""What people read of a study."""
+"""The text output of a study."""

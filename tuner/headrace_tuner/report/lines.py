@@ -45,7 +45,7 @@ def trial_line(record: TrialRecord | VerificationRecord) -> str:
 
 
 def verdict_panel(study: StudyRecord) -> RenderableType:
-    """The end of a study."""
+    """The study's verdict, its message and the proposed knobs."""
     verdict = study.verdict.value if study.verdict else study.phase.value
     lines = [escape(study.message)]
     if study.proposal is not None:

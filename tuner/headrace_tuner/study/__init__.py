@@ -1,1 +1,1 @@
-"""What a study does next, and the search behind it."""
+"""The phases of a study, and its search."""

@@ -1,4 +1,4 @@
-"""The study's own record: how far it is, and how it ended. Pure."""
+"""The study's own record: its progress and its outcome. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace_tuner.study.phases import Conclude, StudyPlan
 
 
 def progress(plan: StudyPlan, records: StudyRecords, *, phase: RunPhase, message: str) -> StudyRecord:
-    """The study's record while it goes on."""
+    """The study's record while it runs."""
     best, baseline = best_of(plan.goal, records.trials), baseline_of(plan.goal, records)
     spans = [item.window for item in records.trials if item.window is not None]
     spans += [item.window for item in records.windows if item.window is not None]

@@ -1,7 +1,7 @@
 """What a study does next, decided from its records alone. Pure.
 
-Nothing is remembered outside the records, so a tuner that was killed at any point goes on where they end, and repeats
-at most the one window that had not been written down.
+Nothing is remembered outside the records, so a tuner that was killed at any point continues where they end, and repeats
+at most the one window that had not been recorded.
 
     Prepare -> baseline trial -> search trials -> verification windows (A-B-B-A) -> Conclude -> KeepLoad | Finished
 """
@@ -42,9 +42,9 @@ SPARE_BLOCKS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """What the spec asks for. `trials` counts all, the baseline's too; `duration` in seconds.
+    """The study that the spec asks for. `trials` counts all, including the baseline's; `duration` in seconds.
 
-    `keep_load`: the load goes on after an Improved verdict, until the operator has applied the proposal.
+    `keep_load`: the load continues after an Improved verdict until the operator has applied the proposal.
     """
 
     goal: StudyGoal
@@ -82,7 +82,7 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """Say the verdict. `verdict` None: the verification's windows decide, see `verdict.py`."""
+    """Record the verdict. `verdict` None: the verification's windows decide, see `ladder/verify.py`."""
 
     verdict: StudyVerdict | None = None
     message: str = ""
@@ -108,7 +108,7 @@ def next_action(plan: StudyPlan, records: StudyRecords, *, now: float) -> Action
         return Prepare()
     if study.verdict is not None:
         return KeepLoad() if study.verdict is StudyVerdict.IMPROVED and plan.keep_load else StudyFinished()
-    if records.windows:  # once verification began, the candidate stands
+    if records.windows:  # once verification has begun, the candidate is fixed
         return _verify(plan, records)
     return _baseline(plan, records, study.baseline) or _search(plan, records, now=now) or _verify(plan, records)
 
@@ -131,7 +131,7 @@ def _hopeless(plan: StudyPlan, baseline: Pooled) -> Conclude | None:
         return None
     return Conclude(
         StudyVerdict.ABSTAINED,
-        "the load is too light to tell configs apart: the baseline serves "
+        "the load is too light to distinguish configs: the baseline serves "
         f"{baseline.counts.attainment:.1%} of it within the SLO, so no config can do more than {possible - 1:.1%} "
         f"better, and minEffect is {plan.min_effect:.1%}; raise workload.rate, or tighten the SLO",
     )
@@ -179,7 +179,7 @@ def _next_window(windows: Sequence[VerificationRecord]) -> int:
     if not windows:
         return 0
     last = max(windows, key=lambda item: item.number)
-    # A void window voids its block: the other half of the pair would be alone.
+    # A void window voids its block: half a pair cannot be compared.
     return last.number + 1 if last.state in MEASURED else 2 * (last.number // 2 + 1)
 
 

@@ -1,4 +1,4 @@
-"""The study's loop: asks `phases` what is next, does it, writes it down, and only then asks again."""
+"""The study's loop: asks `phases` for the next action, does it, records it, and only then asks again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Knobs = Mapping[str, KnobValue]
 
 
 class ConfigReader(Protocol):
-    """What the runner must know of the engine: the config in force."""
+    """Gives the runner the engine's config in force."""
 
     async def config(self) -> EngineConfig:
         """The config in force."""
@@ -58,7 +58,7 @@ class ConfigReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A study: what is asked for, where it is measured and written. `keep_load` runs after an Improved verdict."""
+    """A study: its plan, where it is measured and where it is recorded. `keep_load` runs after an Improved verdict."""
 
     name: str
     plan: StudyPlan
@@ -75,14 +75,14 @@ class Setup:
 
 
 async def write_failure(store: Store, error: HeadraceError) -> None:
-    """Leave the reason in the records, if they can still be written. A verdict that was reached stands."""
+    """Leave the reason in the records, if they can still be written. A verdict already reached stands."""
     try:
         study = (await store.load()).study
         if study is None or study.verdict is None:
             failed = {"phase": RunPhase.FAILED, "message": str(error)}
             await store.save(study.model_copy(update=failed) if study else StudyRecord.model_validate(failed))
     except TunerError:
-        log.warning("the reason could not be written down", extra={"reason": str(error)})
+        log.warning("the reason could not be recorded", extra={"reason": str(error)})
 
 
 @dataclass(slots=True)
@@ -96,13 +96,13 @@ class AttemptOutcome:
 
 @dataclass(slots=True)
 class StudyRunner:
-    """Runs one study to its end. Raises `TunerError` where it cannot go on; what was written stays."""
+    """Runs one study to its end. Raises `TunerError` if it cannot continue; the records stay."""
 
     setup: Setup
     records: StudyRecords = field(default_factory=StudyRecords)
 
     async def run(self) -> StudyRecord:
-        """Go on from the records to the end; the study with its verdict."""
+        """Continue from the records to the end. Returns the study with its verdict."""
         await self.setup.store.acquire()
         try:
             self.records = await self.setup.store.load()
@@ -159,7 +159,7 @@ class StudyRunner:
         arm = "winner" if action.winner else "baseline"
         await self._say(
             RunPhase.VERIFYING,
-            f"block {action.block + 1} of {setup.plan.blocks}: {arm}, on a seed that no trial has seen",
+            f"block {action.block + 1} of {setup.plan.blocks}: {arm}, on a seed that no trial has used",
         )
         seed = derive_seed(setup.seed, "verify", action.block)
         outcome = await self._attempt(action.knobs, seed=seed, label=f"{setup.name}-v{action.number:04d}")
@@ -179,7 +179,7 @@ class StudyRunner:
         setup.on_end(record)
 
     async def _attempt(self, knobs: Knobs, *, seed: int, label: str) -> AttemptOutcome:
-        """Measure, and once more if that was void. A config under which the engine restarts twice has failed."""
+        """Measure, and measure again if that was void. A config under which the engine restarts twice has failed."""
         config = await self.setup.engine.config()
         wanted = {name: knobs.get(name) for name in self.setup.space.names}
         why = refusal(config, wanted)

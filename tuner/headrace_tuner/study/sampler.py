@@ -25,14 +25,14 @@ from headrace_core.workload.plans import derive_seed
 from headrace_tuner.errors import TunerError
 from headrace_tuner.study.space import Dimension, Space
 
-POOR = 0.0  # of a config that could not be measured: finite, and worse than any that could
+POOR = 0.0  # score of a config that could not be measured: finite, and worse than any measured one
 TOLD = (TrialState.COMPLETE, TrialState.INFEASIBLE, TrialState.FAILED)
 
 
 def propose(
     space: Space, records: Sequence[TrialRecord], *, sampler: SamplerSpec, number: int, total: int | None
 ) -> dict[str, KnobValue]:
-    """Knobs of trial `number`, given every trial before it. Raises `TunerError` where the sampler cannot run here."""
+    """Knobs of trial `number`, given every trial before it. Raises `TunerError` if the sampler cannot run here."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=_sampler(sampler, number=number, total=total))
     distributions = {item.name: _distribution(item) for item in space.dimensions}
@@ -46,7 +46,7 @@ def propose(
 def _frozen(
     record: TrialRecord, space: Space, distributions: dict[str, BaseDistribution]
 ) -> optuna.trial.FrozenTrial | None:
-    """The record as Optuna has it; None if it teaches nothing: void, or outside the space as a baseline may be."""
+    """The record as an Optuna trial; None if it is void, or outside the space (a baseline may be)."""
     knobs = record.knobs.values()
     if record.state not in TOLD or not space.holds(knobs):
         return None
@@ -61,7 +61,7 @@ def _frozen(
 
 def _sampler(spec: SamplerSpec, *, number: int, total: int | None) -> optuna.samplers.BaseSampler:
     seed = derive_seed(spec.seed, number)
-    startup = min(10, max(4, (total or 30) // 3))  # a short study cannot spend ten trials on chance
+    startup = min(10, max(4, (total or 30) // 3))  # a short study cannot spend ten trials on random points
     match spec.kind:
         case SamplerKind.RANDOM:
             return optuna.samplers.RandomSampler(seed=seed)

@@ -1,4 +1,4 @@
-"""The search space: knob ranges of a TuningRun, and values as the engine wants them. Pure."""
+"""The search space: knob ranges of a TuningRun, and values in the engine's form. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Dimension:
     choices: tuple[KnobValue, ...] = ()
 
     def decode(self, value: object) -> KnobValue:
-        """The engine's value of a sampled one."""
+        """The engine's value for a sampled value."""
         if self.choices:
             return next(choice for choice in self.choices if _same(choice, value))
         number = float(value)  # type: ignore[arg-type]
@@ -58,16 +58,16 @@ class Space:
         return tuple(item.name for item in self.dimensions)
 
     def decode(self, params: Mapping[str, object]) -> dict[str, KnobValue]:
-        """Knobs of sampled parameters."""
+        """Knobs for sampled parameters."""
         return {item.name: item.decode(params[item.name]) for item in self.dimensions}
 
     def holds(self, knobs: Knobs) -> bool:
-        """Whether the sampler could propose exactly these knobs: only then can they teach it anything."""
+        """Whether the sampler could propose exactly these knobs: only then can it learn from them."""
         return all(item.name in knobs and item.holds(knobs[item.name]) for item in self.dimensions)
 
     def baseline(self, config: Knobs) -> dict[str, KnobValue]:
-        """The searched knobs as `config` has them. What is computed from another knob is written out, so that it can be
-        compared and restored."""
+        """The searched knobs' values in `config`. Values computed from another knob are written out, so that they
+        can be compared and restored."""
         return {
             name: config["max_num_batched_tokens"] if _follows_budget(name, config) else config[name]
             for name in self.names
@@ -84,7 +84,7 @@ def _dimension(item: KnobRange) -> Dimension:
         return Dimension(name=knob.name, kind=knob.kind, choices=tuple(item.choices))
     low, high = float(item.min or 0.0), float(item.max or 0.0)
     step = item.step or (1.0 if knob.kind is KnobKind.INT and not item.log else None)
-    if step is not None:  # the last value that steps reach
+    if step is not None:  # the last value reachable by steps
         high = low + math.floor((high - low) / step + 1e-9) * step
     return Dimension(name=knob.name, kind=knob.kind, low=low, high=high, step=step, log=item.log)
 

@@ -1,1 +1,1 @@
-"""What configs are tried on."""
+"""Engines that configs are tried on."""

@@ -1,4 +1,4 @@
-"""What configs are tried on: the contract of every target."""
+"""The contract of an engine that configs are tried on."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from headrace_core.knobs.table import KnobValue
 
 
 class KnobsRefused(Exception):  # noqa: N818  (data, not a failure)
-    """The engine does not take these knobs; the message says why."""
+    """The engine refuses these knobs; the message says why."""
 
 
 class TrialTarget(Protocol):
-    """Whatever configs are tried on."""
+    """An engine that configs are tried on."""
 
     @property
     def url(self) -> str:
-        """Where completions are asked for."""
+        """Where completions are requested."""
         ...
 
     async def state(self) -> EngineState:
-        """The config in force. Waits while the engine restarts. Raises `TunerError` when it does not come back."""
+        """The config in force. Waits while the engine restarts. Raises `TunerError` if it does not come back."""
         ...
 
     async def apply(self, knobs: Mapping[str, KnobValue], *, revision: str) -> EngineState:
-        """Put knobs in force under the name `revision`. Raises `KnobsRefused` or `TrialVoid`."""
+        """Apply knobs under the name `revision`. Raises `KnobsRefused` or `TrialVoid`."""
         ...
 
     async def settle(self, timeout: float) -> None:  # noqa: ASYNC109  (it waits for the engine, not for its own awaits)
-        """Wait until nothing runs and nothing waits. Raises `TrialVoid` after `timeout` seconds."""
+        """Wait until no request runs or waits. Raises `TrialVoid` after `timeout` seconds."""
         ...

@@ -1,4 +1,4 @@
-"""The engine that trials run on: its knobs through the admin port, its queue through /metrics."""
+"""The engine that trials run on: sets its knobs through the admin port, reads its queue from /metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 
 
 class ShadowTarget:
-    """A trial pod, or an engine that a person started: its only traffic is the tuner's."""
+    """A trial pod, or an engine started by hand. The tuner is its only client."""
 
     def __init__(
         self, url: str, admin: EngineAdmin, *, session: aiohttp.ClientSession, patience: float = 180.0
@@ -28,11 +28,11 @@ class ShadowTarget:
         self._url = url.rstrip("/")
         self._admin = admin
         self._session = session
-        self._patience = patience  # seconds for an engine to come back: a pod loads its model anew
+        self._patience = patience  # seconds for an engine to come back: a restarted pod loads its model again
 
     @property
     def url(self) -> str:
-        """Where completions are asked for."""
+        """Where completions are requested."""
         return self._url
 
     async def state(self) -> EngineState:
@@ -89,8 +89,8 @@ class ShadowTarget:
 
 
 def gauge(exposition: str, name: str) -> float:
-    """Sum of a metric's series in a Prometheus text. Raises `TunerError` where there is none: absent is not zero."""
+    """Sum of a metric's series in a Prometheus text. Raises `TunerError` if there is none: absent is not zero."""
     found = prom_text.total(exposition, name)
     if found is None:
-        raise TunerError(f"/metrics has no {name}: this is not a Headrace engine, or an older one")
+        raise TunerError(f"/metrics has no {name}: this is not a Headrace engine, or it is an older version")
     return found

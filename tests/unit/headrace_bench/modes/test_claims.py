@@ -1,4 +1,4 @@
-"""Claims and prices: what the visits show, how surely, and what chunking costs."""
+"""Claims with their intervals, and the side effects of chunking."""
 
 import pytest
 from modes_doubles import LONG, record, run, served, visits
@@ -72,7 +72,7 @@ def test_a_mode_that_never_answered_does_not_win_by_its_bounds() -> None:
     assert ">" in cuts[0].figures
 
 
-def test_what_chunking_costs_is_told() -> None:
+def test_side_effects_of_chunking_are_reported() -> None:
     runs = [
         run(mode, Level.HIGH, [record(0, ttft, kind=LONG, gaps=gaps), record(1, 0.1)])
         for mode, ttft, gaps in ((Mode.CONTINUOUS, 2.0, (0.1, 4.0)), (Mode.CHUNKED, 3.0, (0.2, 0.4)))

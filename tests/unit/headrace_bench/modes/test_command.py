@@ -55,5 +55,5 @@ def test_everything_fits_80_columns_and_is_json() -> None:
     assert rows, text
     assert ">" in rows[0]
     assert "AMD EPYC, 2 cores; load average 0.1 before, 1.2 after" in text
-    for words in ("Claim: chunking cuts TTFT tails", "held", "not held", "What chunking does else", "greedy answers"):
+    for words in ("Claim: chunking cuts TTFT tails", "held", "not held", "What else chunking does", "greedy answers"):
         assert words in text

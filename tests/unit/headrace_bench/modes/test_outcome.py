@@ -1,4 +1,4 @@
-"""What is made of the visits: percentiles with bounds, waits, whole batches."""
+"""Outcomes computed from the visits: percentiles with bounds, waits, whole batches."""
 
 import pytest
 from modes_doubles import LONG, record, run
@@ -13,7 +13,7 @@ from headrace_bench.modes.outcome import (
 from headrace_client.load.client import ErrorKind
 
 
-def test_a_percentile_among_those_that_waited_in_vain_is_a_lower_bound() -> None:
+def test_a_percentile_among_requests_without_a_first_token_is_a_lower_bound() -> None:
     values = [(float(at), False) for at in range(1, 91)] + [(50.0, True)] * 10
     found = tail(values)
     assert (found.p50, found.beyond) == (50.0, ("p50", "p95", "p99", "max"))

@@ -18,7 +18,7 @@ def test_the_picture_is_drawn_whatever_is_missing(tmp_path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_waits_of_a_picture_end_where_nobody_knows_more() -> None:
+def test_plotted_waits_end_where_the_data_ends() -> None:
     from headrace_bench.modes.plot import _survival
 
     drawn: dict = {}

@@ -1,4 +1,4 @@
-"""What the engine's scheduler predicts of each mode on measured step times."""
+"""Predictions for each mode by the engine's scheduler on measured step times."""
 
 from design_doubles import STEPS, design
 

@@ -1,4 +1,4 @@
-"""What is told of a machine or a load that will say little."""
+"""Warnings about a busy machine or a load that is too light."""
 
 
 def test_a_busy_machine_and_too_few_requests_are_told() -> None:

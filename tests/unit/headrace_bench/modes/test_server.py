@@ -48,7 +48,7 @@ async def test_waiting_for_idleness_reads_the_gauges(server, tmp_path) -> None:
         await engine.total("waiting")
 
 
-async def test_metrics_of_nobody_are_an_error(tmp_path) -> None:
+async def test_metrics_without_a_server_are_an_error(tmp_path) -> None:
     async with load_session() as session:
         with pytest.raises(BenchError, match=r"GET http://127\.0\.0\.1:1/metrics"):
             await EngineProcess("http://127.0.0.1:1", session, tmp_path / "log").metrics()

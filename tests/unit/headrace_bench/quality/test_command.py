@@ -1,4 +1,4 @@
-"""`headrace bench quality`: what is wrong with the flags is said before an engine is started."""
+"""`headrace bench quality`: invalid flags are reported before an engine is started."""
 
 import pytest
 import typer
@@ -25,7 +25,7 @@ app.command()(bench_quality)
         (("--b", "", "--prompts", "/nowhere.jsonl"), "--prompts /nowhere.jsonl: cannot be read"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_code_2(
+def test_an_invalid_flag_gives_one_line_and_exit_code_2(
     flags: tuple[str, ...], complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "observe", None)  # an engine would fail the test

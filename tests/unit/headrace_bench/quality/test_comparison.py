@@ -1,4 +1,4 @@
-"""What a comparison says of two sides made of numbers."""
+"""Comparisons of two sides made of numbers."""
 
 import math
 from typing import Any
@@ -53,7 +53,7 @@ def test_a_tie_of_three_tokens_is_a_tie(quality: Any) -> None:
     assert both(quality, [base], [candidate]).agreement.differences[0].is_tie
 
 
-def test_a_token_that_the_other_side_does_not_consider_is_no_tie(quality: Any) -> None:
+def test_a_token_outside_the_other_sides_top_tokens_is_not_a_tie(quality: Any) -> None:
     base, candidate = choice(4, (6, 5.0)), choice(7, (6, 5.0))
     assert not both(quality, [base], [candidate]).agreement.differences[0].is_tie
 
@@ -100,7 +100,7 @@ def test_a_move_beyond_rounding_is_seen_even_where_the_mean_is_nil(quality: Any)
     assert not quality.compared([1e-7, -1e-7] * 20).beyond_rounding
 
 
-def test_a_narrow_cache_is_granted_what_it_rounds(quality: Any) -> None:
+def test_a_narrow_cache_widens_the_rounding_bound(quality: Any) -> None:
     gap = 0.01
     base, candidate = choice(4, (7, 5.0 - gap)), choice(7, (4, 5.0 - gap))
     assert not both(quality, [base], [candidate]).agreement.differences[0].is_tie

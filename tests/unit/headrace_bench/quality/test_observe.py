@@ -1,4 +1,4 @@
-"""The engine's lines become progress or an error; an answer that is none is refused."""
+"""The engine's lines become progress or an error; an invalid answer is refused."""
 
 import json
 from collections.abc import Callable
@@ -52,7 +52,7 @@ async def test_progress_is_passed_on_and_an_answer_of_another_form_is_refused(
     assert bars.seen == [("A", 2), "step"]
 
 
-async def test_what_the_engine_says_is_wrong_is_all_that_is_said(
+async def test_an_error_shows_only_the_engines_own_message(
     monkeypatch: pytest.MonkeyPatch, request_of_one: ObservationRequest
 ) -> None:
     engine(monkeypatch, "noise", '{"observe": {"error": "--b max_num_seqs: must be at least 1"}}', fails=True)

@@ -60,7 +60,7 @@ def test_pairs_are_the_candidate_with_the_base_then_each_with_the_reference(qual
     assert found.words == {1: "one", 2: "[two]"}
 
 
-def test_programs_get_all_of_it_with_null_for_what_is_no_number(quality: Any) -> None:
+def test_the_dictionary_holds_everything_with_null_for_nan_and_infinity(quality: Any) -> None:
     found = result(quality, loss=0.5)
     value = report.as_dict(planned(), found)
     json.dumps(value, allow_nan=False)

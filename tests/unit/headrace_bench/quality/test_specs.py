@@ -1,4 +1,4 @@
-"""What a person types after --a and --b."""
+"""The values of --a and --b."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_nothing_typed_is_the_defaults() -> None:
         ("num_blocks=many", "--b num_blocks=many: a whole number"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_flag(typed: str, complaint: str) -> None:
+def test_errors_name_the_flag(typed: str, complaint: str) -> None:
     with pytest.raises(BenchError) as caught:
         parse("B", typed)
     assert complaint in str(caught.value)

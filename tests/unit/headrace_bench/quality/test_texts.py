@@ -1,4 +1,4 @@
-"""The texts: ours, and a person's."""
+"""The texts: built in, or from a file."""
 
 import json
 from pathlib import Path

@@ -59,7 +59,7 @@ def test_few_requests_have_no_interval_and_missing_values_no_ratio() -> None:
     assert (some.ratio, some.low, some.high) == (2.0, 2.0, 2.0)
 
 
-def test_what_differs_is_said() -> None:
+def test_differences_are_listed() -> None:
     other = result_file(1.0) | {"model": "n", "errors": {"timeout": 3}, "client": {"limited": True}}
     other["environment"] = {"cpu": "d", "cores": 4}
     compared = compare(result_file(1.0), other)

@@ -1,4 +1,4 @@
-"""What a server turns out to understand."""
+"""The dialect agreed on with a server."""
 
 import pytest
 from aiohttp import web
@@ -63,7 +63,7 @@ async def test_without_usage_words_are_guessed_and_said_so(server) -> None:
     assert any("no usage" in note for note in found.notes)
 
 
-async def test_a_context_too_short_to_measure_in_is_no_error(server) -> None:
+async def test_a_context_too_short_to_measure_in_is_not_an_error(server) -> None:
     async def handler(request, body, number):
         if len(body["prompt"].split()) > 20:
             return web.json_response({"error": {"message": "too long"}}, status=400)

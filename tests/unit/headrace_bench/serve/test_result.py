@@ -1,4 +1,4 @@
-"""What is made of records: latencies, rates, goodput."""
+"""Results computed from records: latencies, rates, goodput."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def test_failures_do_not_pull_latencies_and_do_count_as_misses() -> None:
     assert result.goodput.per_second == 0.5
 
 
-def test_rates_inside_the_window_count_what_came_inside_whoever_asked() -> None:
+def test_rates_inside_the_window_count_all_answers_that_came_inside() -> None:
     early = record(1.9, ttft=0.2, gaps=(0.1, 0.1), e2e=0.4)  # asked before, answered inside
     late = record(11.9, ttft=0.2, gaps=(0.1, 0.1), e2e=0.4)  # asked inside, answered after
     result = evaluate([early, late], WINDOW)

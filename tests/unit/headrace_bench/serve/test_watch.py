@@ -17,7 +17,7 @@ def lag(seconds: float) -> Distribution:
 HEALTHY = Health(seconds=10.0, cpu_share=0.3, loop_lag=lag(0.001))
 
 
-def test_a_healthy_client_is_no_limit() -> None:
+def test_a_healthy_client_is_not_the_limit() -> None:
     assert client_limits(HEALTHY, [record()]) == ()
 
 
@@ -35,7 +35,7 @@ def test_a_client_at_its_limit_is_told_by_reason(health: Health, records: list, 
     assert words in reason
 
 
-def test_what_is_late_is_held_against_what_is_measured() -> None:
+def test_lateness_is_judged_relative_to_the_measured_latency() -> None:
     slow = [record(ttft=30.0, gaps=(5.0, 5.0), e2e=40.0, sent_at=4.0)]
     assert client_limits(replace(HEALTHY, loop_lag=lag(0.2)), slow) == (), "a second on thirty bends nothing"
 

@@ -99,7 +99,7 @@ def test_the_interval_is_that_of_before_the_statistics_moved_here() -> None:
         assert (found.estimate, found.low, found.high) == pytest.approx(wanted, rel=1e-9)
 
 
-def test_the_same_on_both_sides_is_no_effect() -> None:
+def test_equal_sides_show_no_effect() -> None:
     effect = goodput([20, 22], [20, 22])
     assert effect.estimate == 1
     assert effect.low < 1 < effect.high

@@ -40,7 +40,7 @@ def test_a_calibration_is_what_bench_engine_prints() -> None:
         {"decode_step_seconds": 3, "prefill_step_seconds": {"32": 0.1}},
     ],
 )  # fmt: skip
-def test_something_else_is_refused_with_what_makes_one(data: object) -> None:
+def test_other_input_is_refused_with_the_command_that_makes_a_calibration(data: object) -> None:
     with pytest.raises(CalibrationError, match="headrace bench engine MODEL --json"):
         Calibration.from_json(data)
 

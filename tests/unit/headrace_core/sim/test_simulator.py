@@ -146,7 +146,7 @@ def test_preemptions_are_counted_where_memory_is_short() -> None:
     assert run.completed == 44
 
 
-def test_a_request_that_is_refused_is_told_and_holds_up_nobody() -> None:
+def test_a_refused_request_is_reported_and_delays_no_other() -> None:
     run = opened([asked(0.0, prompt=600), asked(0.0)])
     assert [outcome.refused for outcome in run.outcomes] == [RejectReason.TOO_LONG, None]
     full = opened([asked(0.0) for _ in range(9)], max_queue_len=2)

@@ -104,7 +104,7 @@ def test_a_step_that_was_held_up_hardly_moves_it() -> None:
     assert model.predict(decode(8)) == pytest.approx(cost(decode(8)), rel=0.05)
 
 
-def test_it_forgets_what_is_no_longer_so() -> None:
+def test_it_forgets_outdated_costs() -> None:
     model = taught(steps(600), memory=100)
     for shape in steps(600, seed=6):
         model.observe(shape, 3 * cost(shape))
@@ -188,7 +188,7 @@ def test_before_anything_is_known_it_says_so() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
-def test_what_is_no_duration_teaches_nothing(bad: float) -> None:
+def test_invalid_durations_are_ignored(bad: float) -> None:
     model = taught(steps(100))
     before = dict(model.coefficients)
     model.observe(decode(4), bad)
@@ -200,7 +200,7 @@ def test_a_memory_below_one_step_is_refused() -> None:
         StepTimeModel(memory=0)
 
 
-def test_what_would_be_negative_is_left_out() -> None:
+def test_negative_coefficients_are_left_out() -> None:
     # Unbounded: x = (2, -1).
     found = solve_non_negative([[2.0, 1.0], [1.0, 2.0]], [3.0, 0.0])
     assert found == (pytest.approx(1.5), 0.0)

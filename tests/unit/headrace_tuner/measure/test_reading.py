@@ -32,7 +32,7 @@ OK, BUSY, LATE = record(), record("http_429"), record(ErrorKind.UNFINISHED)
         (0, 0, 0, False),
     ],
 )
-def test_counts_agree_but_for_what_nobody_can_place(finished, rejected, early, holds) -> None:
+def test_counts_agree_except_for_requests_with_an_unknown_end(finished, rejected, early, holds) -> None:
     client = ClientSide(records=[OK, OK, BUSY, LATE], early=early)
     if holds:
         check_counts(client, finished=finished, rejected=rejected)

@@ -104,7 +104,7 @@ async def test_two_windows_of_one_seed_have_the_same_arrivals_and_other_prompts(
     ("change", "words", "kind"),
     [
         ({"started_at": 2.0, "generation": 3}, "the engine restarted", VoidKind.RESTARTED),
-        ({"generation": 9}, "somebody changed the engine's config", VoidKind.DISTURBED),
+        ({"generation": 9}, "something else changed the engine's config", VoidKind.DISTURBED),
     ],
 )
 async def test_another_engine_or_config_at_the_end_voids(bench, change, words: str, kind: VoidKind) -> None:

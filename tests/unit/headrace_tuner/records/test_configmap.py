@@ -71,7 +71,7 @@ async def test_records_survive_the_writer(kube, monkeypatch) -> None:
     await second.release()
 
 
-async def test_a_harmless_change_by_somebody_else_only_repeats_the_write(kube, monkeypatch) -> None:
+async def test_a_harmless_change_by_another_client_only_repeats_the_write(kube, monkeypatch) -> None:
     store = store_of(kube, monkeypatch)
     await store.acquire()
     kube.touch()
@@ -132,7 +132,7 @@ async def test_records_too_big_for_a_config_map_are_refused(kube, monkeypatch) -
         await store.acquire()
 
 
-def test_who_may_take_a_lease() -> None:
+def test_which_tuner_may_take_a_lease() -> None:
     mine, other = Lease(holder="a/1", host="a"), Lease(holder="b/1", host="b")
     assert may_take(Lease(), mine, unchanged_for=0)
     assert may_take(mine, mine, unchanged_for=0)

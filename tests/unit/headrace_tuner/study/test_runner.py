@@ -153,7 +153,7 @@ async def test_twice_void_is_void_unless_the_engine_fell_over_both_times(make, k
     assert bool(trial.constraints) is (state is TrialState.FAILED)
 
 
-async def test_what_stops_the_study_is_written_down(make) -> None:
+async def test_the_error_that_stops_the_study_is_recorded(make) -> None:
     store = MemoryStore()
     with pytest.raises(TunerError, match="gone"):
         await StudyRunner(setup_of(make, store, Formula(faults={3: TunerError("the engine is gone")}))).run()

@@ -1,4 +1,4 @@
-"""The engine that trials run on, without one: what it answers, and how long it is waited for."""
+"""The trial target against an engine double: its answers, and how long the target waits for it."""
 
 import pytest
 from aiohttp import web
@@ -60,7 +60,7 @@ async def test_an_engine_that_comes_back_is_waited_for(monkeypatch) -> None:
         await (await target(EngineDenied("401"))).state()
 
 
-async def test_what_a_patch_may_answer() -> None:
+async def test_answers_to_a_patch_become_results_or_errors() -> None:
     refused = EngineRefused("HTTP 422", [KnobProblem("prefill_chunk_size", "too large")])
     with pytest.raises(KnobsRefused, match="prefill_chunk_size: too large"):
         await (await target(refused)).apply({}, revision="r")
