@@ -153,7 +153,7 @@ def test_a_wrong_file_is_named_with_its_line_and_no_key(tmp_path: Path, text: st
         read_keys(path)
     assert str(path) in str(refused.value)
     assert "--api-key-file" in str(refused.value)
-    assert "one" not in str(refused.value).replace("one of its own", "").replace("put one key a line", "")
+    assert "one" not in str(refused.value).replace("one of its own", "").replace("add one key per line", "")
 
 
 def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
