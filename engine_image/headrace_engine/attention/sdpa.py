@@ -22,7 +22,7 @@ SCORES_TILE = 128  # queries at once if all scores are in memory: limits them to
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One layer's call. `query [Hq, N, D]`; `own`: this step's keys and values `[Hkv, N, D]`, rounded as in the pool."""
+    """One layer's call. `query [Hq, N, D]`; `own`: this step's keys and values `[Hkv, N, D]`, rounded like the pool."""
 
     query: torch.Tensor
     own: tuple[torch.Tensor, torch.Tensor]
