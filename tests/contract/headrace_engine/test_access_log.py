@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_a_499_and_no_er
 # Request ids
 
 
-async def test_a_sane_id_is_taken_over_and_one_is_made_otherwise(serve: Serve, lines: Any) -> None:
+async def test_a_sane_id_is_kept_and_otherwise_one_is_made(serve: Serve, lines: Any) -> None:
     server = await serve()
     sane = ["a", "x" * MAX_REQUEST_ID, "with space", "{}'\"<>&"]
     insane: list[str | bytes] = ["", "x" * (MAX_REQUEST_ID + 1), "tab\tinside", b"\xff\xfe", "ümlaut".encode()]
@@ -160,7 +160,7 @@ async def test_a_sane_id_is_taken_over_and_one_is_made_otherwise(serve: Serve, l
     assert all(name.startswith("req-") and len(name) == 36 for name in made)
 
 
-async def test_every_answer_has_an_id_also_refusals_and_probes(serve: Serve) -> None:
+async def test_every_answer_has_an_id_including_refusals_and_probes(serve: Serve) -> None:
     server = await serve()
     calls = [
         server.http.get("/health/live"),
@@ -203,7 +203,7 @@ async def test_an_answer_names_the_config_that_its_call_was_admitted_under(serve
     assert named == [("1", "r1"), ("2", "r2")]
 
 
-async def test_a_revision_is_a_header_whatever_it_holds(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_revision_can_be_a_header(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await serve()
     for revision, seen in (("a b/c:1", "a b/c:1"), ("zwölf", "zw%C3%B6lf"), ("", None)):
         body = {"revision": revision}

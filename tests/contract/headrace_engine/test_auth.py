@@ -40,7 +40,7 @@ async def test_every_key_of_the_file_gets_in(serve: Serve, file: Path) -> None:
     [None, "", "Bearer", "Bearer sk-alice", "Bearer sk-alice-11", "sk-alice-1", "Basic sk-alice-1",
      "Bearer alice:sk-alice-1", "Bearer # the team's"],
 )  # fmt: skip
-async def test_everybody_else_gets_a_401_in_openais_form(serve: Serve, file: Path, header: str | None) -> None:
+async def test_every_other_key_gets_a_401_in_openais_form(serve: Serve, file: Path, header: str | None) -> None:
     server = await serve(http={"keys": ApiKeys(file)})
     answer = await server.http.post(
         "/v1/completions", json={"prompt": "x"}, headers={} if header is None else {"Authorization": header}
@@ -53,7 +53,7 @@ async def test_everybody_else_gets_a_401_in_openais_form(serve: Serve, file: Pat
     assert server.metric("headrace:requests_total") == 0
 
 
-async def test_bytes_that_are_no_text_are_a_401_too(serve: Serve, file: Path) -> None:
+async def test_bytes_that_are_not_text_are_a_401(serve: Serve, file: Path) -> None:
     server = await serve(http={"keys": ApiKeys(file)})
     answer = await server.http.get("/v1/models", headers={"Authorization": b"Bearer \xff\xfe"})
     assert answer.status_code == 401
@@ -162,7 +162,7 @@ def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
             ApiKeys(path)
 
 
-def test_no_other_key_is_like_one(tmp_path: Path) -> None:
+def test_no_other_key_is_accepted(tmp_path: Path) -> None:
     """Among 3,000 there are some whose hash begins as that of the key does."""
     keys = ApiKeys(keyed(tmp_path / "keys", "a:sk-1"))
     assert [key for key in (f"sk-{number}" for number in range(3000)) if keys.label_of(key)] == ["sk-1"]

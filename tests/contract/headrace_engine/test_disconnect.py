@@ -82,7 +82,7 @@ def ids(plan: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_after_3_tokens_is_not_in_the_second_step_after(
+async def test_a_client_that_leaves_after_3_tokens_is_gone_by_the_second_step_after(
     serve: Serve, gate: Any, stream: bool
 ) -> None:
     server = await serve()
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_during_its_prefill(serve: Serve, gate: Any, 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_queued_client_that_leaves_touches_nobody(serve: Serve, gate: Any, stream: bool) -> None:
+async def test_a_queued_client_that_leaves_affects_no_other_request(serve: Serve, gate: Any, stream: bool) -> None:
     server = await serve(max_num_seqs=1)
     alone = (await server.complete(prompt="first", max_tokens=12, ignore_eos=True)).json()["choices"][0]["text"]
     steps = gate(server)

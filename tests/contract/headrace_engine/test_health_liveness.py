@@ -115,7 +115,7 @@ async def test_a_frozen_step_fails_liveness_after_its_deadline_and_not_before(
     assert await live(server) == (200, ""), "it was slow after all"
 
 
-async def test_an_idle_engine_is_alive_for_ever_and_is_not_woken(
+async def test_an_idle_engine_stays_alive_and_is_not_woken(
     serve: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = await serve(http={"clock": clock})
@@ -184,7 +184,7 @@ async def test_when_the_step_thread_dies_every_waiter_gets_an_error_and_health_f
     assert (await server.http.get("/metrics")).status_code == 200
 
 
-async def test_health_and_other_streams_go_on_while_a_megabyte_is_tokenized(
+async def test_health_and_other_streams_continue_while_a_megabyte_is_tokenized(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer of the long prompt waits until everything else was answered: what it blocked would never end."""

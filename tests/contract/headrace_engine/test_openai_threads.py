@@ -98,7 +98,9 @@ async def test_slow_work_is_done_in_threads_of_its_own(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
-async def test_all_else_goes_on_while_a_huge_prompt_is_worked_on(watched: tuple[Any, Watched], path: str) -> None:
+async def test_everything_else_continues_while_a_huge_prompt_is_processed(
+    watched: tuple[Any, Watched], path: str
+) -> None:
     server, tokenizer = watched
     what: dict[str, Any] = {"prompt": MEGABYTE}
     if path == "/v1/chat/completions":

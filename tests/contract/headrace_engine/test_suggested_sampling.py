@@ -20,7 +20,7 @@ async def said(server: Any, **body: Any) -> Any:
     return answer.json()["choices"][0]["message"]
 
 
-async def test_what_a_call_leaves_out_is_the_models_own_and_what_it_says_wins(serve: Serve) -> None:
+async def test_a_call_overrides_the_models_defaults_and_inherits_the_rest(serve: Serve) -> None:
     plain = await serve()
     # Strong, as the model's logits are all but equal.
     values: dict[str, Any] = {"temperature": 0.1, "top_p": 0.5, "top_k": 7, "min_p": 0.8, "repetition_penalty": 50}

@@ -161,7 +161,7 @@ async def test_every_generation_of_a_call_has_its_spans_and_streams_too(serve: S
     assert span.parent_span_id == b"", "a trace of its own where the client has none"
 
 
-async def test_what_failed_is_told_as_the_conventions_have_it(
+async def test_failures_are_reported_by_the_conventions(
     serve: Serve, receiver: Receiver, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traces = start()
@@ -207,7 +207,7 @@ async def test_probes_are_not_traced_and_a_client_that_wants_no_sample_gets_none
     assert [span.name for span in receiver.spans] == ["GET"]
 
 
-async def test_a_collector_that_is_gone_hurts_nobody(
+async def test_a_collector_that_is_down_harms_no_call(
     serve: Serve, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver.status = 400
@@ -239,7 +239,7 @@ def test_the_environment_decides(environ: dict[str, str], exporters: list[str]) 
     [({"OTEL_TRACES_EXPORTER": "zipkin"}, "names zipkin"),
      ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf")],
 )  # fmt: skip
-def test_what_cannot_be_done_is_a_warning_and_the_server_starts(
+def test_traces_that_cannot_be_sent_are_a_warning_and_the_server_starts(
     environ: dict[str, str], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert tracing.start(environ, model="tiny", port=1) is None

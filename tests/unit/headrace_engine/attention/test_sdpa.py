@@ -91,7 +91,9 @@ SPLITS = ([61], [1] * 61, [3, 1, 1, 20, 7, 1, 28], [8, 53], [60, 1])
 @pytest.mark.parametrize("counts", SPLITS, ids=lambda counts: f"{len(counts)}-chunks")
 @pytest.mark.parametrize("tile", [512, 5])
 @pytest.mark.parametrize("rules", RULES)
-def test_equals_the_book(rules: str, tile: int, counts: list[int], *, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_textbook_attention(
+    rules: str, tile: int, counts: list[int], *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiles, "TILE", tile)
     monkeypatch.setattr(sdpa, "SCORES_TILE", 3)
     given = RULES[rules]

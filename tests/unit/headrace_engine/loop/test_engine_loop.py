@@ -102,7 +102,7 @@ async def test_eos_as_the_last_allowed_token_is_a_stop(looped: Looped) -> None:
     assert (ignored.reason, ignored.num_output_tokens) == (FinishReason.LENGTH, 3)
 
 
-async def test_a_stop_token_id_is_told_apart_from_eos(looped: Looped) -> None:
+async def test_a_stop_token_id_is_distinguished_from_eos(looped: Looped) -> None:
     made = looped()
     no_eos = {"logit_bias": ((EOS, -1e6),)}
     free = await made.run("a", max_tokens=8, **no_eos)
@@ -120,7 +120,7 @@ async def test_a_stop_token_id_is_told_apart_from_eos(looped: Looped) -> None:
 
 
 @pytest.mark.parametrize("include", [True, False])
-async def test_a_stop_string_ends_the_request_and_is_told(looped: Looped, tokenizer: Any, include: bool) -> None:
+async def test_a_stop_string_ends_the_request_and_is_reported(looped: Looped, tokenizer: Any, include: bool) -> None:
     """The text is exact with and without the stop string."""
     made = looped()
     letters = tuple((token, 50.0) for token in tokenizer("abc")["input_ids"])
@@ -230,7 +230,7 @@ async def test_a_prompts_scores_survive_preemption(looped: Looped) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
-async def test_a_prompt_of_one_token_is_told_without_scores(looped: Looped, max_tokens: int) -> None:
+async def test_a_prompt_of_one_token_is_reported_without_scores(looped: Looped, max_tokens: int) -> None:
     events = await looped().run("a", [5], max_tokens=max_tokens, prompt_logprobs=1, request={"reads_cache": False})
     assert events[0] == PromptScored(scores=(None,))
     assert len(tokens_of(events)) == max_tokens
@@ -255,7 +255,7 @@ async def test_a_complete_grammar_is_a_stop_even_where_eos_is_ignored(looped: Lo
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
 
 
-async def test_a_dead_end_is_an_error_with_a_message_and_nobody_elses(looped: Looped, compiler: Any) -> None:
+async def test_a_dead_end_is_an_error_with_a_message_for_that_request_only(looped: Looped, compiler: Any) -> None:
     """Not silence."""
     made = looped()
     grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab"))
@@ -383,7 +383,7 @@ async def test_after_ten_thousand_requests_no_map_has_grown(looped: Looped) -> N
 # Records
 
 
-async def test_the_record_and_the_scheduler_tell_the_same(looped: Looped) -> None:
+async def test_the_record_and_the_scheduler_agree(looped: Looped) -> None:
     """Also of forks, of what was cached, preempted or aborted."""
     made = looped(num_blocks=24, block_size=4, max_num_seqs=8)
     prompt = prompt_of(17)

@@ -51,7 +51,7 @@ def tokens_of(events: list[Any]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 
-async def test_who_breaks_the_forward_fails_alone(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_breaks_the_forward_fails_alone(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
     made = looped()
     options = [{"temperature": 1.0, "seed": str(at), "presence_penalty": 0.5, "max_tokens": 12} for at in range(4)]
     alone = [tokens_of(await made.run(f"alone {at}", [5, 6, at], **option)) for at, option in enumerate(options)]

@@ -52,7 +52,7 @@ def watch_plans(made: Looped, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(10, None), (12, None), (21, 5), (1, None)])
-async def test_four_choices_of_one_seed_differ_and_are_those_without_forks(
+async def test_four_choices_of_one_seed_differ_and_equal_those_without_forks(
     looped: Looped, monkeypatch: pytest.MonkeyPatch, length: int, chunk: int | None
 ) -> None:
     """The prompt is prefilled once and its blocks shared until they are written."""
@@ -129,7 +129,7 @@ async def test_a_choice_that_is_aborted_leaves_the_others(looped: Looped, gone: 
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
 
 
-async def test_the_cached_tokens_of_a_warm_prompt_are_told(looped: Looped) -> None:
+async def test_the_cached_tokens_of_a_warm_prompt_are_reported(looped: Looped) -> None:
     made = looped()
     prompt = prompt_of(20)
     cold = end_of(await made.run("a", prompt))

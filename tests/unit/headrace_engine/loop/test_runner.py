@@ -59,7 +59,7 @@ def test_a_copied_block_serves_as_the_original(runner: ModelRunner) -> None:
         assert together.tokens[name] == whole.tokens[name]
 
 
-def test_a_copy_that_fails_is_told_apart(runner: ModelRunner) -> None:
+def test_a_copy_that_fails_has_its_own_error(runner: ModelRunner) -> None:
     with pytest.raises(CopyError, match="copying 1 KV blocks failed"):
         runner.run(plan_of(seq("a", 0, PROMPT, (1, 2, 3)), copies=((1, 999),)), {"a": state()})
 
@@ -122,9 +122,7 @@ def scores_in_chunks(runner: ModelRunner, sizes: Sequence[int], top: int = 3) ->
 
 
 @pytest.mark.parametrize("sizes", [(10,), (2, 2, 2, 2, 2), (9, 1), (1,) * 10, (4, 6)])
-def test_prompt_scores_come_in_order_one_for_each_token_but_the_first(
-    runner: ModelRunner, sizes: tuple[int, ...]
-) -> None:
+def test_prompt_scores_come_in_order_for_each_token_but_the_first(runner: ModelRunner, sizes: tuple[int, ...]) -> None:
     """Known failure 47: a prompt in five chunks has one first token and p - 1 scores in order."""
     scores = scores_in_chunks(runner, sizes)
     assert [score.token_id for score in scores] == list(PROMPT[1:])

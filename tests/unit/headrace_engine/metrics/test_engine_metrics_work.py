@@ -68,7 +68,7 @@ def test_tokens_are_undecided_until_their_request_ends() -> None:
     assert books(metrics) == {"useful": 11, "recomputed": 0, "discarded": 0, "undecided": 0}
 
 
-def test_what_runs_again_after_a_preemption_is_recomputed() -> None:
+def test_tokens_that_run_again_after_a_preemption_count_as_recomputed() -> None:
     metrics = made()
     record = begun(metrics, request(), now=0.0)
     step(metrics, rows("a", 0, 10))
@@ -278,7 +278,7 @@ def test_utilisation() -> None:
     assert (value(metrics, names.PEAK_FLOPS), value(metrics, names.PEAK_BYTES)) == (1e6, 1e5)
 
 
-def test_busy_time_runs_on_during_a_step_and_never_falls() -> None:
+def test_busy_time_grows_during_a_step_and_never_falls() -> None:
     metrics, age = made(), [0.0]
     metrics.watch_step(lambda: age[0])
     step(metrics, seconds=1.0)

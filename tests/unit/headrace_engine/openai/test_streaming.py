@@ -71,7 +71,7 @@ async def test_a_failure_ends_the_stream_with_the_error() -> None:
         assert [event["choices"][0]["text"] for event in events[:-1]] == ([] if echo else ["b"])
 
 
-async def test_a_bug_while_writing_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_while_writing_becomes_an_error_event(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def push(self, text: str) -> list[Any]:
             raise RuntimeError(text)

@@ -83,7 +83,7 @@ def test_two_configs_and_transformers_agree_and_progress_ends_where_it_should(fo
     assert not any(comparison.beyond_rounding for comparison, _ in found.pairs)
 
 
-def test_in_whatever_dtype_this_machine_takes_nothing_is_worse(folder: str) -> None:
+def test_in_this_machines_default_dtype_nothing_is_worse(folder: str) -> None:
     """16 bit may leave too little to judge by, but chunks and preemptions never make a text worse."""
     found = judged(asked(folder, "", CROWDED, reference=True))
     assert found.decision.verdict is not QualityVerdict.INFERIOR

@@ -94,7 +94,7 @@ def test_a_lost_position_is_caught_by_the_bound_and_by_the_verdict(tiny: Any, qu
     assert judge(comparison, VerdictRules(least_agreement=0.0)).verdict is QualityVerdict.NON_INFERIOR
 
 
-def test_a_cache_that_is_coarser_than_it_says_is_caught_by_the_bound(tiny: Any, base: Any, quality: Any) -> None:
+def test_a_cache_coarser_than_configured_is_caught_by_the_bound(tiny: Any, base: Any, quality: Any) -> None:
     model = tiny("llama")
     comparison = quality.against(model, base("llama"), quality.seen(model, quality.keeps_half))
     assert moved(comparison) > 5

@@ -101,7 +101,7 @@ def test_output_that_ends_inside_a_character_ends_with_one_replacement(
     assert text.lstrip(" ") == before.lstrip(" ") + "\ufffd"
 
 
-def test_bytes_that_are_no_character_do_not_hold_the_stream_back(any_tokenizer: Any) -> None:
+def test_invalid_bytes_do_not_hold_the_stream_back(any_tokenizer: Any) -> None:
     byte = any_tokenizer("é")["input_ids"][-1]
     detokenizer = Detokenizer(any_tokenizer, any_tokenizer("ok")["input_ids"])
     pieces = [detokenizer.push([byte]) for _ in range(40)]
@@ -185,7 +185,7 @@ def test_the_work_is_linear_in_the_length(any_tokenizer: Any, text: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["special", "invalid", "straddling"])
-def test_the_work_is_linear_whatever_the_tokens_are(tokenizer: Any, straddling: Any, kind: str) -> None:
+def test_the_work_is_linear_for_any_kind_of_token(tokenizer: Any, straddling: Any, kind: str) -> None:
     bad = tokenizer("é")["input_ids"][1]
     base, ids = {
         "special": (tokenizer, [tokenizer.eos_token_id] * 20_000),
