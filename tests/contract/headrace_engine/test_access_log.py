@@ -1,4 +1,4 @@
-"""One line for each call, request ids, and what the headers of an answer say."""
+"""One log line for each call, request ids, and the server's headers in answers."""
 
 import asyncio
 import dataclasses
@@ -222,7 +222,7 @@ async def test_any_revision_can_be_a_header(serve: Serve, monkeypatch: pytest.Mo
 
 
 async def test_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -> None:
-    """The books of the HTTP side, at full number; a few real calls show that they are kept with every call."""
+    """The HTTP side's records at full number; a few real calls show that every call uses them."""
     calls = CallRegistry()
     for number in range(10_000):
         call = calls.begin(method="POST", path="/", client="", request_id=str(number))

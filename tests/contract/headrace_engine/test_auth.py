@@ -1,4 +1,4 @@
-"""API keys: who gets in, what logs may say, and a Secret that rotates under the running server."""
+"""API keys: which calls get in, what logs may show, and a Secret that rotates while the server runs."""
 
 import hashlib
 import logging
@@ -81,7 +81,7 @@ async def test_the_official_client_sees_an_authentication_error(serve: Serve, fi
 async def test_a_secret_that_rotates_is_read_again(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As the kubelet does it: a symbolic link to a folder is swapped."""
+    """As the kubelet does it, by swapping a symbolic link to a folder."""
     for name, text in (("one", "a:old-key"), ("two", "a:old-key\na:new-key"), ("three", "a:new-key")):
         (tmp_path / name).mkdir()
         keyed(tmp_path / name / "keys", text)
@@ -163,7 +163,7 @@ def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_no_other_key_is_accepted(tmp_path: Path) -> None:
-    """Among 3,000 there are some whose hash begins as that of the key does."""
+    """Not even among 3,000 keys, some of whose hashes begin like that of the valid key."""
     keys = ApiKeys(keyed(tmp_path / "keys", "a:sk-1"))
     assert [key for key in (f"sk-{number}" for number in range(3000)) if keys.label_of(key)] == ["sk-1"]
 
@@ -173,4 +173,4 @@ def test_a_key_may_hold_colons_behind_its_name(tmp_path: Path) -> None:
     assert keys.label_of("a:b:c") == "name"
     label = keys.label_of("_x:y")
     assert label is not None
-    assert label.startswith("sha256:"), "what is no name is part of the key"
+    assert label.startswith("sha256:"), "a prefix that is not a valid name is part of the key"

@@ -1,4 +1,4 @@
-"""`docs/http-api.md` tells of every route, field, limit and error code."""
+"""`docs/http-api.md` names every route, field, limit and error code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a client may send: how much, and how slowly."""
+"""Limits on the size and the slowness of what a client sends."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def _short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Raw:
-    """A connection by hand."""
+    """A raw connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

@@ -1,4 +1,4 @@
-"""OpenAI's API: what is answered, what is refused and how, and that a refusal harms nobody."""
+"""OpenAI's API: answers, refusals and their form, and that a refusal affects no other request."""
 
 import asyncio
 import json

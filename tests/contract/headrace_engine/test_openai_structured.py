@@ -1,4 +1,4 @@
-"""Output held to a schema, a regular expression or a choice, in all the ways that clients ask for it."""
+"""Output constrained to a schema, a regular expression or a choice, in all forms that clients can use."""
 
 import json
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""`--record`: what the real engine's scheduler did can be done again, byte for byte."""
+"""`--record`: a recording of the real engine's scheduler replays byte for byte."""
 
 import asyncio
 from pathlib import Path
@@ -36,7 +36,7 @@ async def test_a_recording_of_the_engine_replays(serve: Serve, tmp_path: Path) -
 def test_a_full_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write = open_recording(tmp_path / "calls.jsonl")
     (tmp_path / "calls.jsonl").unlink()
-    (tmp_path / "calls.jsonl").mkdir()  # as full as it gets for us
+    (tmp_path / "calls.jsonl").mkdir()  # a folder in the file's place: stands for a full disk
     scheduler = RecordingScheduler(resolve({}), num_blocks=9, max_model_len=32, write=write)
     assert scheduler.plan(1.0) is None
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]

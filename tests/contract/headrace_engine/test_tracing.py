@@ -1,4 +1,4 @@
-"""Traces over real OTLP/HTTP to a receiver on loopback, and none where nobody asks for them."""
+"""Traces over real OTLP/HTTP to a receiver on loopback, and no traces unless they are asked for."""
 
 import asyncio
 import gzip
@@ -26,7 +26,7 @@ UNSET, ERROR = 0, 2
 
 
 class Receiver:
-    """An OTLP/HTTP collector that keeps what it gets; `status` is what it answers."""
+    """An OTLP/HTTP collector that keeps what it receives and answers with `status`."""
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
@@ -185,7 +185,7 @@ async def test_failures_are_reported_by_the_conventions(
     await traces.close()
     refused, gone, failed = receiver.named("POST /v1/completions")
     assert (refused.status.code, attributes(refused)["http.response.status_code"]) == (UNSET, 404)
-    assert "error.type" not in attributes(refused), "a client's mistake is no error of the server"
+    assert "error.type" not in attributes(refused), "a client's mistake is not a server error"
     assert (gone.status.code, attributes(gone)["error.type"]) == (UNSET, "499")
     assert attributes(gone)["gen_ai.response.finish_reasons"] == ["abort"]
     assert (failed.status.code, attributes(failed)["error.type"]) == (ERROR, "engine_error")
@@ -247,7 +247,7 @@ def test_traces_that_cannot_be_sent_are_a_warning_and_the_server_starts(
 
 
 def test_without_the_variables_opentelemetry_is_not_imported() -> None:
-    """By us: transformers looks at the API when it is there."""
+    """Not by us: transformers imports its API if it is installed."""
     code = (
         "import sys\nfrom headrace_engine import server\nfrom headrace_engine.http import tracing\n"
         "assert tracing.start({}, model='m', port=1) is None\n"
@@ -267,7 +267,7 @@ def test_without_the_library_the_server_starts_and_says_what_to_install(
 
 
 def test_httpx_is_not_instrumented_here() -> None:
-    """The receiver's own test: what it keeps is what was posted."""
+    """A check of the receiver itself: it keeps only what was posted to it."""
     made = Receiver()
     try:
         request = ExportTraceServiceRequest()

@@ -1,4 +1,4 @@
-"""Which backend runs a model: by name, or the first that lacks nothing. Who cannot, says what is missing."""
+"""The choice of a backend: by name, or the first that lacks nothing. Errors list what is missing."""
 
 from dataclasses import replace
 from typing import Any

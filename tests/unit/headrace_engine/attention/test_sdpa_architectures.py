@@ -122,7 +122,7 @@ def plain(module: Any, ids: Sequence[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def paged(model: LoadedModel, rows: Sequence[Sequence[int]], *, kv_dtype: torch.dtype) -> list[torch.Tensor]:
-    """The same of all requests together, by `STEPS`, in blocks that lie in disorder."""
+    """The same logits for all requests together, by `STEPS`, in scattered blocks."""
     pool = make_pool(probe(model), num_blocks=64, block_size=BLOCK, device=model.device, dtype=kv_dtype)
     order = torch.randperm(63, generator=torch.Generator().manual_seed(5)).add(1).tolist()
     tables = [tuple(order[request::3]) for request in range(3)]

@@ -1,4 +1,4 @@
-"""A step's data for kernels: tables, lengths and slots that say where each row's keys lie."""
+"""A step's data for kernels: tables, lengths and slots that locate each row's keys."""
 
 import random
 

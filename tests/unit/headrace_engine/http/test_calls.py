@@ -1,4 +1,4 @@
-"""The books of HTTP calls, by hand: what a call knows of its generations, and how a drain cuts them."""
+"""Records of HTTP calls, without a server: the sums over a call's generations, and how a drain cuts them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class Sink:
 
 
 class Live:
-    """As much of a live request as a call looks at."""
+    """The part of a live request that a call uses."""
 
     def __init__(self, index: int, **more: Any) -> None:
         self.record = GenerationRecord(

@@ -77,7 +77,7 @@ async def test_without_increments_the_text_comes_at_the_end(looped: Looped) -> N
 
 
 async def test_a_stream_of_bytes_shows_no_half_characters(looped: Looped, compiler: GrammarCompiler) -> None:
-    """The model is made to say it, a byte at a time."""
+    """A grammar makes the model generate the text, one byte at a time."""
     said = "é漢👩!"
     grammar = compiler.compile(GrammarSpec(GrammarKind.CHOICE, (said,)))
     events = await looped().run("a", max_tokens=30, grammar=grammar, logprobs=0)
@@ -163,7 +163,7 @@ async def test_min_tokens_keeps_eos_away_and_stop_strings_too(looped: Looped, to
     assert done_of(stopped).num_output_tokens == 4
 
 
-# Seeds and penalties, whoever runs beside
+# Seeds and penalties, in any batch
 
 
 async def test_a_seeds_text_is_the_same_alone_in_company_and_preempted(looped: Looped) -> None:
@@ -256,7 +256,7 @@ async def test_a_complete_grammar_is_a_stop_even_where_eos_is_ignored(looped: Lo
 
 
 async def test_a_dead_end_is_an_error_with_a_message_for_that_request_only(looped: Looped, compiler: Any) -> None:
-    """Not silence."""
+    """The client gets an error event instead of a stream that hangs."""
     made = looped()
     grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab"))
     second = made.tokenizer("b")["input_ids"][0]
@@ -307,7 +307,7 @@ async def test_an_abort_frees_the_blocks_within_two_steps(looped: Looped) -> Non
 def test_an_abort_at_any_moment_leaves_nothing(
     steps: int, max_tokens: int, tiny: Any, engine: Any, tokenizer: Any
 ) -> None:
-    """An abort races with completion: every interleaving of the loop's own steps, without a thread."""
+    """An abort that races with completion, at every step of the loop, without a thread."""
     scheduler, runner = engine.make(tiny("llama"), prefill_chunk_size=2)
     loop = EngineLoop(scheduler, runner, EngineMetrics("tiny", None))
     item = LiveRequest(
@@ -384,7 +384,7 @@ async def test_after_ten_thousand_requests_no_map_has_grown(looped: Looped) -> N
 
 
 async def test_the_record_and_the_scheduler_agree(looped: Looped) -> None:
-    """Also of forks, of what was cached, preempted or aborted."""
+    """Including forks and cached, preempted and aborted requests."""
     made = looped(num_blocks=24, block_size=4, max_num_seqs=8)
     prompt = prompt_of(17)
     await made.run("first", prompt, max_tokens=2)

@@ -1,4 +1,4 @@
-"""What goes wrong for one request fails that request; a loop that dies fails every waiter, and at once."""
+"""An error in one request fails only that request; a loop that dies fails every waiting caller at once."""
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ Fault = Callable[[StepPlan], BaseException | None]
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, fault: Fault) -> list[StepPlan]:
-    """Let `fault` decide which steps raise; returns the list of all that were tried."""
+    """Let `fault` decide which steps raise; return the list of all steps that were tried."""
     tried: list[StepPlan] = []
     real = runner.run
 
@@ -127,7 +127,7 @@ async def test_failures_that_others_survive_do_not_end_the_thread(
     assert made.loop.alive
 
 
-# Families and copies, by hand
+# Families and copies, on hand-made plans
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ async def test_sampling_that_raises_fails_its_request_alone(looped: Looped, monk
 
 @pytest.mark.timeout(10)
 async def test_a_dead_thread_fails_every_waiter_at_once(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that run, those that wait in the inbox, and those to come. No timer is involved."""
+    """Running requests, calls waiting in the inbox, and later calls. No timer is involved."""
     made = looped()
     for at in range(3):
         await made.submit(f"{at}", max_tokens=400)

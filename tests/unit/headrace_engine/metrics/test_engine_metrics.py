@@ -1,4 +1,4 @@
-"""What the engine counts of requests, SLOs and generations, driven by hand; no model, no clock."""
+"""Metrics of requests, SLOs and generations, driven by hand; no model, no clock."""
 
 import itertools
 import math

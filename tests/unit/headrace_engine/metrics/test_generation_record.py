@@ -1,4 +1,4 @@
-"""What is written down of one generation, by hand."""
+"""The record of one generation, driven by hand."""
 
 import pytest
 from metrics_doubles import request, rows

@@ -1,4 +1,4 @@
-"""What the engine is given for a body, and what of it depends on the model."""
+"""The engine's requests made from a body, and the parts that depend on the model."""
 
 import copy
 from types import SimpleNamespace

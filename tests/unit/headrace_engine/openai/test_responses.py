@@ -1,4 +1,4 @@
-"""Answer bodies and chunks from events, and how tokens and their scores are spelled."""
+"""Answer bodies and chunks made from events, and the texts of tokens and their scores."""
 
 import math
 from collections.abc import Sequence

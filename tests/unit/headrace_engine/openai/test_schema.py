@@ -1,4 +1,4 @@
-"""Bodies: what is understood, and that nothing else than an answer with a field's name comes of the rest."""
+"""Request bodies: valid ones are parsed, and all others get an error that names the field."""
 
 import json
 from typing import Any

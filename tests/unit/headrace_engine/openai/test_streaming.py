@@ -1,4 +1,4 @@
-"""The order and the framing of a stream's events, whatever the order in which the engine tells them."""
+"""The order and framing of a stream's events, in whatever order the engine publishes them."""
 
 import json
 from typing import Any

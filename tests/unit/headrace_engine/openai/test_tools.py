@@ -1,4 +1,4 @@
-"""Tool calls in generated text: whatever the pieces in which it comes, the same calls and the same text."""
+"""Tool calls in generated text: the same calls and the same text, however the text is split into pieces."""
 
 import json
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""The passes measure what they say: the served path, token by token, whatever the scheduler does meanwhile."""
+"""The passes measure the path that serves, token by token, whatever the scheduler does meanwhile."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""From knobs to an engine."""
+"""Building an engine from the knobs of a side."""
 
 from dataclasses import replace
 from typing import Any

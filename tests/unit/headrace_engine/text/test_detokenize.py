@@ -1,4 +1,4 @@
-"""Text appears in whole characters, once, and what streams is what decoding at once gives."""
+"""Text streams in whole characters, each once, and equals the text decoded in one go."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -143,7 +143,7 @@ def test_tokens_across_the_borders_of_characters_show_no_half_ones(straddling: A
     shown = 0
     for at, piece in enumerate(pieces[:-1]):
         shown += len(piece)
-        assert at - shown <= 10, "goes on"
+        assert at - shown <= 10, "the stream continues"
 
 
 def test_at_once_and_piece_by_piece_agree(any_tokenizer: Any) -> None:
@@ -235,7 +235,7 @@ def test_a_stop_string_over_several_tokens_never_shows(tokenizer: Any) -> None:
 @pytest.mark.parametrize("incremental", [True, False])
 @pytest.mark.parametrize("include", [True, False])
 def test_a_stop_string_of_split_characters(tokenizer: Any, incremental: bool, include: bool) -> None:
-    """Across the borders of UTF-8."""
+    """The tokens end inside UTF-8 characters."""
     ids = tokenizer("ab👩漢c")["input_ids"]
     pieces = stream(tokenizer, ids, stops=["👩漢"], incremental=incremental, include_stop=include)
     assert "".join(pieces) == ("ab👩漢" if include else "ab")

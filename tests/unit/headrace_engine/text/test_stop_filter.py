@@ -1,4 +1,4 @@
-"""Stop strings: the one that is complete first wins, no part of it shows, and nothing else is held back."""
+"""Stop strings: the first to complete wins, no part of it is shown, and nothing else is held back."""
 
 import itertools
 import random
@@ -45,7 +45,7 @@ def test_the_result_does_not_depend_on_where_the_text_was_cut(
 
 @given(text=st.text(alphabet="ab<", max_size=30), stops=st.lists(st.text(alphabet="ab<", min_size=1, max_size=5)))
 def test_only_a_possible_beginning_of_a_stop_string_is_held(text: str, stops: list[str]) -> None:
-    """What is ruled out is released in the same event."""
+    """Text that can no longer become a stop string is released in the same event."""
     stop_filter, shown = StopFilter(stops), ""
     for at, char in enumerate(text):
         shown += stop_filter.push(char)
@@ -127,7 +127,7 @@ def test_a_megabyte_against_long_stop_strings_is_linear(monkeypatch: pytest.Monk
         nonlocal steps
         before = self.matched
         complete = real(self, char)
-        # What a step does beyond one comparison is paid for by the match that it gives up.
+        # Each comparison beyond the first in a step shortens the current match, so the total is linear.
         steps += 1 + max(0, before + 1 - self.matched)
         return complete
 
