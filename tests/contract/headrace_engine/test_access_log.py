@@ -89,7 +89,9 @@ async def test_refusals_have_their_code_and_no_tokens(serve: Serve, lines: Any) 
     assert all("call_id" not in line for line in got)
 
 
-async def test_what_the_scheduler_refused_is_logged_without_generations(serve: Serve, lines: Any, gate: Any) -> None:
+async def test_a_call_that_the_scheduler_refused_is_logged_without_generations(
+    serve: Serve, lines: Any, gate: Any
+) -> None:
     server = await serve(max_num_seqs=1, max_queue_len=0)
     steps = gate(server)
     first = asyncio.create_task(server.complete(max_tokens=2, ignore_eos=True))

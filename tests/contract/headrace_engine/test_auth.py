@@ -59,7 +59,7 @@ async def test_bytes_that_are_not_text_are_a_401(serve: Serve, file: Path) -> No
     assert answer.status_code == 401
 
 
-async def test_what_needs_a_key_and_what_does_not(serve: Serve, file: Path) -> None:
+async def test_every_route_but_the_open_ones_needs_a_key(serve: Serve, file: Path) -> None:
     server = await serve(http={"keys": ApiKeys(file)})
     for path in sorted(OPEN_PATHS):
         assert (await server.http.get(path)).status_code == 200, path

@@ -53,7 +53,7 @@ def test_a_call_sums_up_its_generations() -> None:
     assert call.finish_reasons == ["abort", "stop"]
 
 
-def test_a_cut_ends_what_runs_and_nothing_else() -> None:
+def test_a_cut_ends_only_running_generations() -> None:
     calls = CallRegistry(clock=lambda: 8.0)
     call, sink = joined(calls, Live(0), Live(1))
     ended, runs = call.generations
@@ -80,7 +80,7 @@ def test_a_call_that_ended_keeps_its_records_but_no_events_and_no_content() -> N
     assert calls.cut("too late") == 0
 
 
-async def test_generations_that_the_scheduler_refuses_are_not_the_calls() -> None:
+async def test_generations_that_the_scheduler_refuses_are_not_recorded_in_the_call() -> None:
     class Full:
         async def submit(self, _: object) -> None:
             call = current_call()

@@ -300,7 +300,7 @@ async def test_waiters_are_failed_even_if_the_metrics_are_broken_too(
         await made.submit("b")
 
 
-async def test_stopping_ends_what_runs_and_refuses_what_comes(looped: Looped) -> None:
+async def test_stopping_ends_running_requests_and_refuses_new_ones(looped: Looped) -> None:
     made = looped()
     await made.submit("a", max_tokens=400)
     await made.loop.stop()

@@ -78,7 +78,7 @@ def test_before_a_scrape_gauges_can_be_brought_up_to_date() -> None:
     assert samples(table.collect())["h:g", (("a", "x"),)] == 7
 
 
-def test_what_changes_together_is_seen_together(table: SeriesTable) -> None:
+def test_values_changed_together_are_seen_together(table: SeriesTable) -> None:
     """A reader that saw more good requests than requests would reject its window."""
     total, good = table.value(COUNTER, "x", "total"), table.histogram(HISTOGRAM, "good", bounds=(1.0,))
     for at in range(2000):  # between the two, so that reading takes longer than writing

@@ -65,7 +65,7 @@ def test_the_same_run_twice_is_equal_to_the_last_bit(tiny: Any, quality: Any) ->
     assert quality.seen(model, num_blocks=30) == quality.seen(model, num_blocks=30)
 
 
-def test_concurrency_is_what_was_asked_for(tiny: Any, quality: Any) -> None:
+def test_as_many_requests_run_at_once_as_asked_for(tiny: Any, quality: Any) -> None:
     model = tiny("llama")
     offline = quality.offline(model)
     widths: list[int] = []

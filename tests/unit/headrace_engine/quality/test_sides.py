@@ -52,7 +52,7 @@ def test_a_number_format_of_the_cache_that_is_not_kept_is_refused(tiny: Any, mon
 
     monkeypatch.setattr(sides, "size_pool", deaf)
     spec = side("B", "kv_cache_dtype=bfloat16,num_blocks=20")
-    with pytest.raises(SettingsError, match="the KV pool holds float32 all the same"):
+    with pytest.raises(SettingsError, match="the KV pool holds float32 anyway"):
         sides.build(spec, model, probe(model))
 
 

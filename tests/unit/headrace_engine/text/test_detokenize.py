@@ -81,7 +81,7 @@ def test_any_text_streams_with_byte_fallback(text: str, said: str, strips: bool)
 BYTE_FALLBACK = {strips: byte_tokenizer(strips=strips) for strips in (True, False)}
 
 
-def test_a_leading_space_is_kept_behind_a_prompt() -> None:
+def test_a_leading_space_is_kept_after_a_prompt() -> None:
     tokenizer = BYTE_FALLBACK[True]
     ids = tokenizer("ok ok")["input_ids"]
     assert "".join(stream(tokenizer, ids, prompt=tokenizer("a")["input_ids"])) == " ok ok"
