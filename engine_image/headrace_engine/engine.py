@@ -1,4 +1,4 @@
-"""Put an engine together: model, probe, KV pool, runner, scheduler, metrics, loop."""
+"""Assemble an engine: model, probe, KV pool, runner, scheduler, metrics, loop."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from headrace_engine.version import VERSION
 
 log = logging.getLogger(__name__)
 CPU_CACHE_BYTES = 1 << 30
-# Activations of one step and what the allocator strands, beside weights and KV, as a share of a GPU's memory.
+# Share of a GPU's memory for the activations of one step and for fragmentation, besides weights and KV.
 GPU_RESERVE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A loaded engine. `config` has the computed values filled in; `max_model_len` is `config.max_model_len`."""
+    """A loaded engine. `config` includes computed values; `max_model_len` equals `config.max_model_len`."""
 
     model: LoadedModel
     config: EngineConfig
@@ -70,7 +70,7 @@ def load(
 
 
 def pick_attention(loaded: LoadedModel, layers: Mapping[int, LayerShape], config: EngineConfig) -> AttentionBackend:
-    """The attention backend for a probed model under `config`. Raises `SettingsError` with what a named one lacks."""
+    """The attention backend for a probed model under `config`. Raises `SettingsError` if it lacks a feature."""
     kv_dtype = devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype)
     needs = needs_of(
         layers, device=loaded.device, dtype=loaded.dtype, kv_dtype=kv_dtype, block_size=config.block_size
@@ -82,9 +82,9 @@ def assemble(
     loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, *, served_name: str, revision: str = "",
     slo: SloSet | None = None, record: Path | None = None, sampling: SuggestedSampling = OPENAIS,
 ) -> Engine:  # fmt: skip
-    """An engine over a probed model; its loop is not started. `record`: see `recording`. Raises `SettingsError`.
+    """An engine over a probed model, its loop not yet started. `record`: see `recording`. Raises `SettingsError`.
 
-    `sampling` is for calls that do not say otherwise.
+    `sampling` has the defaults for calls that do not set them.
     """
     peak = peaks.measure(loaded.device, loaded.dtype)  # before the KV pool takes the memory
     pool, config = size_pool(loaded, layers, config)
@@ -129,11 +129,11 @@ def _scheduler(
 
 
 def size_pool(loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig) -> tuple[KvPool, EngineConfig]:
-    """Allocate the KV pool, pin the model's RoPE; return it and `config` with kv_cache_bytes and max_model_len."""
+    """Allocate the KV pool and pin the model's RoPE; return the pool, and `config` with the sizes it resulted in."""
     kv_dtype = devices.pick_kv_dtype(config.kv_cache_dtype, loaded.dtype)
     one = block_bytes(layers, block_size=config.block_size, dtype=kv_dtype)
     budget = config.kv_cache_bytes or _default_bytes(loaded, config)
-    # More than every sequence at full length can ever use is of no use. Block 0 is for padding.
+    # Blocks beyond what all sequences use at full length would be wasted. Block 0 is for padding.
     longest = -(-min(config.max_model_len or loaded.max_position, loaded.max_position) // config.block_size)
     ceiling = config.ceilings.get("max_num_seqs", config.max_num_seqs)
     num_blocks = min(budget // one, longest * ceiling + 1)

@@ -1,4 +1,4 @@
-"""Threads for slow work beside the event loop: tokenizing, templates, grammars, parsing and building large bodies."""
+"""Threads for work too slow for the event loop: tokenizing, templates, grammars, parsing and building large bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 T = TypeVar("T")
-LONG_CHARS = 32 << 10  # work on more text than this goes to the other thread
+LONG_CHARS = 32 << 10  # work on more text than this goes to the long thread
 
 
 class Executor(StrEnum):
@@ -21,7 +21,7 @@ class Executor(StrEnum):
 
 
 class Executors:
-    """The threads of a server."""
+    """The worker threads of a server."""
 
     def __init__(self) -> None:
         self._threads = {
@@ -30,13 +30,13 @@ class Executors:
         }
 
     async def run(self, function: Callable[[], T], *, executor: Executor) -> T:
-        """The result of `function`, run in that thread."""
+        """The result of `function`, run in the thread of `executor`."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[executor], function)
 
     async def run_sized(self, function: Callable[[], T], *, size: int) -> T:
-        """The same, in the thread for work on `size` characters."""
+        """The result of `function`, run in the short or the long thread by its `size` in characters."""
         return await self.run(function, executor=Executor.LONG if size > LONG_CHARS else Executor.SHORT)
 
     async def unless_small(self, function: Callable[[], T], *, size: int) -> T:
-        """At once if `size` is small, else in the long thread: changing threads costs more than a little work."""
+        """The result of `function`, run directly if `size` is small, as a thread would cost more; else as long work."""
         return await self.run(function, executor=Executor.LONG) if size > LONG_CHARS else function()

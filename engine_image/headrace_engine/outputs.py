@@ -1,6 +1,6 @@
-"""What the engine loop tells the HTTP side about each generation of a call, as events into its sink.
+"""The events that the engine loop puts into a call's sink for each of its generations.
 
-[PromptScored] -> Delta* -> Done. Each generated token is in exactly one Delta or in the Done; text may come later than
+[PromptScored] -> Delta* -> Done. Each generated token is in exactly one Delta or in the Done; text can come later than
 its token (half a character, a possible stop string), so `text` can be empty while `tokens` is not.
 """
 
@@ -14,16 +14,16 @@ from headrace_core.scheduler.events import FinishReason
 
 
 class RequestProblemKind(StrEnum):
-    """Whose problem it is."""
+    """The cause of a failure: the engine, the model's numbers, or the request itself."""
 
     ENGINE = "engine"
     NOT_NUMBERS = "not_numbers"  # the model's logits are NaN or infinite
-    IMPOSSIBLE = "impossible"  # what the request asks for leaves no token to choose: the client's
+    IMPOSSIBLE = "impossible"  # the request's own constraints leave no token to choose
 
 
 @dataclass(frozen=True, slots=True)
 class RequestProblem:
-    """Why a request failed, in words for its client."""
+    """Why a request failed; `message` is for its client."""
 
     message: str
     kind: RequestProblemKind = RequestProblemKind.ENGINE
@@ -54,7 +54,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """More of a request that goes on. `scores` is as long as `token_ids`, or empty if logprobs were not asked for."""
+    """More output of a running request. `scores` is as long as `token_ids`, or empty if no logprobs were requested."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -63,9 +63,9 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The request ended: what was not published yet, how many tokens in all, and `problem` if it failed.
+    """The request ended: output not yet published, the total number of tokens, and `problem` if it failed.
 
-    `stop_reason` is the stop string or the stop token id that ended it, None for EOS or another reason.
+    `stop_reason` is the stop string or stop token id that ended it; None for EOS and all other reasons.
     """
 
     text: str
@@ -82,7 +82,7 @@ Event = PromptScored | Delta | Done
 
 
 class EventSink(Protocol):
-    """Where the events of a call's generations go. Called by the event loop, in the order of the events."""
+    """Receives the events of a call's generations. Called by the event loop, in the order of the events."""
 
     def put(self, index: int, event: Event) -> None:
-        """An event of generation `index` of the call."""
+        """Take an event of generation `index` of the call."""

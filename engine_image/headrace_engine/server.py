@@ -34,8 +34,8 @@ from headrace_engine.openai.routes import OpenAiApi
 from headrace_engine.settings import ServerSettings
 
 log = logging.getLogger(__name__)
-CUT_SECONDS = 1.0  # for the error events of streams that are cut
-STOP_SECONDS = 10.0  # for the step that runs at the end
+CUT_SECONDS = 1.0  # to deliver the error events of streams that are cut
+STOP_SECONDS = 10.0  # to finish the last step
 CUT = "the server is shutting down and this request took longer than the time that was left: send it again"
 
 
@@ -43,7 +43,7 @@ def serving_app(
     state: ServerState, *, keys: ApiKeys | None = None, traces: tracing.Tracing | None = None,
     max_bytes: int = MAX_BODY_BYTES, stall_seconds: float = STALL_SECONDS, origins: Sequence[str] = (),
 ) -> ASGIApp:  # fmt: skip
-    """Routes of the serving port: call log > browsers' questions > limits > API key > routes."""
+    """The serving port's app, outermost layer first: call log > CORS > limits > API key > routes."""
     routes = [*health_routes(state), openapi_route(guarded=keys is not None), *OpenAiApi(state).routes]
     app = application(routes)
     guarded: ASGIApp = app if keys is None else KeyGuard(app, keys=keys)
@@ -52,7 +52,7 @@ def serving_app(
 
 
 def admin_app(state: ServerState, *, token: str | None, loopback: bool) -> ASGIApp:
-    """Routes of the admin port."""
+    """The admin port's app."""
     app = application(admin_routes(state, token=token, loopback=loopback))
     return CallLog(BodyLimit(app), state=state)
 
@@ -69,13 +69,13 @@ class ServerProcess:
         self._traces = tracing.start(os.environ, model=settings.served_name, port=settings.port)
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
-        self._threads_run = False  # and cannot be ended
-        self._ending = False  # nobody is served any more
+        self._threads_run = False  # threads are running that cannot be stopped
+        self._ending = False  # no call is served any more
 
     async def run(self, sockets: tuple[socket.socket, socket.socket]) -> None:
         """Serve until SIGTERM or SIGINT. Raises `EngineError` if the model cannot be loaded.
 
-        Where a thread hangs in native code, the process ends here instead of waiting for it.
+        If a thread hangs in native code, the process ends here instead of waiting for it.
         """
         settings, state = self._settings, self._state
         apps = (
@@ -122,7 +122,7 @@ class ServerProcess:
         await self._drain()
 
     async def _drain(self) -> None:
-        """Let the calls in flight end; cut those that take too long, or all at a second signal."""
+        """Let the calls in flight finish; cut them after the drain timeout, or at a second signal."""
         seconds = self._settings.drain_timeout
         log.info("draining: running requests have %g s", seconds)
         drained, kill = asyncio.create_task(self._state.drained()), asyncio.create_task(self._kill.wait())
@@ -137,7 +137,7 @@ class ServerProcess:
 
     async def _end(self) -> None:
         self._ending = True
-        self._threads_run = self._threads_run or self._kill.is_set()  # then nothing more is waited for
+        self._threads_run = self._threads_run or self._kill.is_set()  # after a second signal, wait for nothing
         if self._traces is not None and not self._kill.is_set():
             await self._traces.close()
         if not self._threads_run and self._state.engine is not None:
@@ -149,7 +149,7 @@ class ServerProcess:
 
 
 def _exit() -> NoReturn:
-    """End the process although threads run: in native code nothing else can stop them."""
+    """End the process with threads still running: nothing else can stop them in native code."""
     logging.shutdown()
     os._exit(0)
 
@@ -164,26 +164,26 @@ def load_engine(settings: ServerSettings) -> Engine:
         loaded, layers, settings.config, served_name=settings.served_name, revision=settings.revision, slo=settings.slo,
         record=settings.record, sampling=sampling,
     )  # fmt: skip
-    # What is here now stays. With half a million objects of libraries in it, a full collection takes a quarter of a
-    # second, in which no token comes.
+    # All objects so far are permanent. If a full collection walked the half million of the libraries, it would take a
+    # quarter of a second, during which no token is generated.
     gc.collect()
     gc.freeze()
     return engine
 
 
 def serve(settings: ServerSettings, *, on_ready: Callable[[Engine, ServerSettings], None]) -> None:
-    """Run the server until it is told to stop. `on_ready` gets the settings with the ports. Raises `EngineError`."""
+    """Run the server until SIGTERM or SIGINT. `on_ready` gets the settings with actual ports. Raises `EngineError`."""
     sockets: list[socket.socket] = []
     try:
         sockets.append(bind(settings.host, settings.port, "--port"))
         sockets.append(bind(settings.host, settings.admin_port, "--admin-port"))
-        # Port 0 is any free one: who asked for that reads here which it is.
+        # Port 0 means any free port: this is where the caller learns which.
         port, admin_port = (int(sock.getsockname()[1]) for sock in sockets)
         log.info("listening", extra={"host": settings.host, "port": port, "admin_port": admin_port})
         found = replace(settings, port=port, admin_port=admin_port)
         asyncio.run(_run(found, on_ready, (sockets[0], sockets[1])))
     finally:
-        gc.unfreeze()  # or native libraries complain on stderr, at the exit, of what was never collected
+        gc.unfreeze()  # otherwise native libraries complain on stderr at exit about uncollected objects
         for sock in sockets:
             sock.close()
 

@@ -65,7 +65,7 @@ async def _served(kube: Kube, resource: res.ApiResource) -> None:
 
 
 def _established(definition: dict[str, Any]) -> bool:
-    conditions = definition.get("status", {}).get("conditions", [])
+    conditions = definition.get("status", {}).get("conditions") or []  # null until the server has looked at it
     return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 
 

@@ -1,7 +1,7 @@
-"""The contract between the engine and a kernel: what a step hands to attention, what a layer asks, what a backend does.
+"""The contract between the engine and attention backends: a step's data, a layer's parameters, a backend's interface.
 
-A step is plain data that any kernel over a block table understands. How a backend cuts it into tiles, masks or
-work items is that backend's own affair.
+A step is plain data that any kernel over a block table can read. How it is cut into tiles, masks or work items is up
+to each backend.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RowSpan:
 
     @property
     def start(self) -> int:
-        """Position of the first row in its sequence: as many keys were there before this step."""
+        """Position of the first row in its sequence, which is also the number of keys before this step."""
         return self.keys - self.rows
 
 
@@ -34,22 +34,22 @@ class RowSpan:
 class AttentionStep:
     """The rows of one step, sequence after sequence. Tensors are on the pool's device; layers share them.
 
-    Position `p` of sequence `s` is kept in block `block_tables[s, p // block_size]` at offset `p % block_size`.
-    `spans` repeats lengths as numbers, for what is decided on the host: reading a tensor there would wait for a GPU.
+    Position `p` of sequence `s` is stored in block `block_tables[s, p // block_size]` at offset `p % block_size`.
+    `spans` repeats the lengths as Python numbers for decisions on the host: reading a tensor would wait for the GPU.
     """
 
-    block_tables: torch.Tensor  # int32 [sequences, most blocks], as long as the keys need; padded with GARBAGE_BLOCK
+    block_tables: torch.Tensor  # int32 [sequences, most blocks]: the blocks that hold keys, padded with GARBAGE_BLOCK
     query_starts: torch.Tensor  # int32 [sequences + 1]: sequence s has the rows query_starts[s] .. query_starts[s + 1]
-    key_lengths: torch.Tensor  # int32 [sequences]: keys of each, those of this step included
+    key_lengths: torch.Tensor  # int32 [sequences]: number of keys, including those of this step
     slots: torch.Tensor  # int64 [rows]: block * block_size + offset, where a row's key and value go
-    positions: torch.Tensor  # int64 [rows]: in the row's own sequence
+    positions: torch.Tensor  # int64 [rows]: position in the row's sequence
     spans: tuple[RowSpan, ...]
     block_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """What a layer asks of its attention. Always causal; with a window, a query sees the last `window` keys only."""
+    """A layer's attention parameters. Always causal; with a window, a query sees only the last `window` keys."""
 
     index: int
     scale: float
@@ -64,17 +64,17 @@ class PreparedStep(Protocol):
     def forward(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Write `k` and `v` to their slots in the pool, then attend.
 
-        `q [Hq, N, D]`, `k [Hkv, N, D]`, `v [Hkv, N, Dv]` after rotation -> `[N, Hq, Dv]`. Keys and values count as
-        the pool rounds them, this step's own included: where chunks begin changes nothing.
+        `q [Hq, N, D]`, `k [Hkv, N, D]`, `v [Hkv, N, Dv]` after rotation -> `[N, Hq, Dv]`. Keys and values, including
+        this step's own, are used as the pool rounds them, so chunk borders do not affect the result.
         """
 
 
 class AttentionBackend(ABC):
-    """A kernel behind the attention of every layer. Keeps nothing between steps that would change a result."""
+    """Computes the attention of every layer. Keeps nothing between steps that would change a result."""
 
-    name: str  # as the knob attention_backend spells it
+    name: str  # its value of the knob attention_backend
     abilities: BackendAbilities
 
     @abstractmethod
     def prepare(self, step: AttentionStep, pool: KvPool) -> PreparedStep:
-        """Called once per step, before the first layer: what layers share is made here or on first use."""
+        """Called once per step, before the first layer. Data that layers share is made here or on first use."""

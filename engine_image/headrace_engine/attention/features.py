@@ -1,4 +1,4 @@
-"""What a model needs of its attention, and what a backend declares that it can do."""
+"""The attention features that a model needs, and those that a backend declares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Feature(StrEnum):
-    """What not every kernel can do. The value is its name in messages."""
+    """Features that not every kernel supports. The value is the name in messages."""
 
     WINDOW = "sliding windows"
     SOFTCAP = "soft-capped scores"
@@ -23,7 +23,7 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeeds:
-    """What a model needs, as it is loaded and configured. `device` is torch's device type."""
+    """The needs of a model as loaded and configured. `device` is torch's device type."""
 
     device: str
     dtype: torch.dtype
@@ -43,7 +43,7 @@ ANYTHING = _Anything()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendAbilities:
-    """What a backend can do. `devices` are torch's device types; `dtypes` hold for queries and for KV blocks."""
+    """What a backend supports. `devices` are torch's device types; `dtypes` apply to queries and KV blocks alike."""
 
     devices: Container[str]
     dtypes: Container[torch.dtype]
@@ -52,7 +52,7 @@ class BackendAbilities:
     features: frozenset[Feature]
 
     def lacks(self, needs: AttentionNeeds) -> tuple[str, ...]:
-        """Names of everything in `needs` that is missing here; empty where the backend can run the model."""
+        """Names of everything in `needs` that is not supported; empty if the backend can run the model."""
         dtypes = sorted({str(dtype).removeprefix("torch.") for dtype in self._missing_dtypes(needs)})
         return (
             *([] if needs.device in self.devices else [f"device {needs.device}"]),

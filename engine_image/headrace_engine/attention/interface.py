@@ -1,6 +1,6 @@
-"""The hook into transformers' AttentionInterface: a layer's own rules and tensors, handed to the chosen backend.
+"""The hook into transformers' AttentionInterface: passes a layer's parameters and tensors to the chosen backend.
 
-One row of tokens `[1, N]` holds every sequence of a step. The step, as the backend prepared it, travels through the
+One row of tokens `[1, N]` holds all sequences of a step. The step, as the backend prepared it, is passed through the
 model as the keyword argument `headrace_step`.
 """
 

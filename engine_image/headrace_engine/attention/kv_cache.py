@@ -1,6 +1,6 @@
 """The KV pool: per attention layer one tensor of keys and one of values, `[blocks, kv heads, block size, head dim]`.
 
-Block 0 belongs to no sequence: padding reads and writes it.
+Block 0 belongs to no sequence: only padding reads and writes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GARBAGE_BLOCK = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """KV of one layer. `value_dim` may differ from `key_dim` (MLA). `features`: what the layer asks of a kernel."""
+    """KV shape of one layer. `value_dim` can differ from `key_dim` (MLA). `features`: those the layer needs."""
 
     kv_heads: int
     key_dim: int
@@ -26,13 +26,13 @@ class LayerShape:
 
     @property
     def elements_per_token(self) -> int:
-        """Numbers kept for one token."""
+        """How many numbers the layer stores per token."""
         return self.kv_heads * (self.key_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPool:
-    """Keys and values by layer index."""
+    """Tensors of keys and values by layer index, and their common sizes."""
 
     keys: Mapping[int, torch.Tensor]
     values: Mapping[int, torch.Tensor]

@@ -1,4 +1,4 @@
-"""The backends by name, and which of them runs a model."""
+"""The attention backends by name, and the choice of one for a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace_engine.errors import SettingsError
 
 KNOB = KNOB_BY_NAME["attention_backend"]
 _KNOWN: Mapping[str, AttentionBackend] = {backend.name: backend for backend in (SdpaBackend(),)}
-# The knob's choices decide which there are, and their order: fastest first.
+# The knob's choices determine the backends and their order: fastest first.
 BACKENDS: tuple[AttentionBackend, ...] = tuple(_KNOWN[name] for name in ATTENTION_BACKENDS)
 
 
@@ -23,7 +23,7 @@ def needs_of(
     layers: Mapping[int, LayerShape], *, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype,
     block_size: int,
 ) -> AttentionNeeds:  # fmt: skip
-    """What a model with these layers needs of a backend."""
+    """The needs of a model with these layers under these settings."""
     features = {feature for layer in layers.values() for feature in layer.features}
     if any(layer.key_dim != layer.value_dim for layer in layers.values()):
         features.add(Feature.VALUE_SIZE)
@@ -40,7 +40,7 @@ def needs_of(
 
 
 def pick(wanted: str, needs: AttentionNeeds) -> AttentionBackend:
-    """The backend that `wanted` names, or for `auto` the first that lacks nothing. Raises `SettingsError`."""
+    """The backend that `wanted` names; for `auto`, the first that lacks nothing. Raises `SettingsError`."""
     able = [backend for backend in BACKENDS if not backend.abilities.lacks(needs)]
     if wanted == AUTO:
         if able:

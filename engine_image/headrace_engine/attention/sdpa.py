@@ -1,8 +1,8 @@
 """The SDPA backend: torch's own operators over gathered blocks, on any device. The reference for all others.
 
-Decodes of like length are gathered together, with the query heads of one KV head packed as rows, so KV is never
-repeated. A prefill chunk is one case with its history: tiles of queries over all keys up to their own; a chunk that
-has no history reads its own rows instead of the pool.
+Decodes of similar length are gathered together, with the query heads of one KV head packed as rows, so KV is never
+repeated. A prefill chunk is attended together with its history, in tiles of queries over all keys up to their own; a
+chunk without history reads its own rows instead of the pool.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from headrace_engine.attention.features import ANYTHING, BackendAbilities, Featu
 from headrace_engine.attention.kv_cache import KvPool
 from headrace_engine.attention.tiles import ChunkRows, DecodeGroup, GatheredBlocks, Layout, make_layout
 
-SCORES_TILE = 128  # queries at once where scores are held in full: bounds them to heads x SCORES_TILE x context
+SCORES_TILE = 128  # queries at once if all scores are in memory: limits them to heads x SCORES_TILE x context
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One call. `query [Hq, N, D]`; `own` are this step's keys and values `[Hkv, N, D]` as the pool keeps them."""
+    """One layer's call. `query [Hq, N, D]`; `own`: this step's keys and values `[Hkv, N, D]`, rounded like the pool."""
 
     query: torch.Tensor
     own: tuple[torch.Tensor, torch.Tensor]
@@ -31,27 +31,27 @@ class LayerCall:
 
     @property
     def kv_heads(self) -> int:
-        """KV heads."""
+        """Number of KV heads."""
         return self.pools[0].shape[1]
 
     @property
     def per_head(self) -> int:
-        """Query heads that share one KV head."""
+        """Number of query heads that share one KV head."""
         return self.query.shape[0] // self.kv_heads
 
     @property
     def is_fused(self) -> bool:
-        """Whether torch's own kernel computes it."""
+        """Whether torch's fused kernel can compute it: no soft cap, no sinks, keys and values of one head size."""
         plain = self.layer.softcap is None and self.layer.sinks is None
         return plain and self.query.shape[-1] == self.pools[1].shape[-1]
 
     def sinks(self, *shape: int) -> torch.Tensor | None:
-        """The sinks in fp32, by KV head and head within it."""
+        """The sinks in fp32, viewed as `shape`; None if the layer has none."""
         return None if self.layer.sinks is None else self.layer.sinks.float().view(shape)
 
 
 class SdpaStep:
-    """A step, and what its layers share: where rows go in the pool, and a layout for each sliding window."""
+    """A step and the data its layers share: where rows go in the pool, and a layout for each sliding window."""
 
     def __init__(self, step: AttentionStep, pool: KvPool) -> None:
         self._step = step
@@ -70,11 +70,11 @@ class SdpaStep:
     def forward(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `PreparedStep`."""
         pools = self._pool.keys[layer.index], self._pool.values[layer.index]
-        # Slots first: then a chunk and its history are one case.
+        # Written to the pool first, so that a chunk and its history are read the same way.
         stored = k.to(pools[0].dtype), v.to(pools[1].dtype)
         for pool, rows in zip(pools, stored, strict=True):
             pool[self._slot_blocks, :, self._slot_offsets] = rows.transpose(0, 1)
-        # Rounded as the pool rounds, so that where chunks begin changes nothing.
+        # Rounded as in the pool, so that chunk borders do not affect the result.
         call = LayerCall(q, (stored[0].to(q.dtype), stored[1].to(q.dtype)), pools, layer)
         layout = self.layout(layer.window, q.dtype)
         out = q.new_empty(q.shape[1], q.shape[0], v.shape[-1])
@@ -86,7 +86,7 @@ class SdpaStep:
 
 
 class SdpaBackend(AttentionBackend):
-    """Everything, everywhere, at the price of a copy of the keys and values that a step reads."""
+    """Supports every feature on every device, at the cost of copying the keys and values that a step reads."""
 
     name = "sdpa"
     abilities = BackendAbilities(
@@ -127,7 +127,7 @@ def _prefill(out: torch.Tensor, call: LayerCall, *, chunk: ChunkRows, layout: La
     else:
         k, v = _gather(call, chunk.blocks)
     if chunk.is_square and call.is_fused:
-        # One call without any mask: its kernel never holds all scores, so it needs no tiles.
+        # One call without a mask: its kernel never holds all scores in memory, so no tiles are needed.
         out[chunk.lo : chunk.hi] = _fused(call, slice(chunk.lo, chunk.hi), k, v=v, mask=None)
         return
     attend = _fused if call.is_fused else _formed
@@ -140,9 +140,9 @@ def _prefill(out: torch.Tensor, call: LayerCall, *, chunk: ChunkRows, layout: La
 def _fused(
     call: LayerCall, rows: slice, k: torch.Tensor, *, v: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """`[rows, Hq, Dv]` of queries `rows` over `k`, `v` `[Hkv, keys, D]`; without a mask, causally."""
+    """Attention of queries `rows` over `k`, `v` `[Hkv, keys, D]`, as `[rows, Hq, Dv]`; causal if there is no mask."""
     q = call.query[:, rows].view(call.kv_heads, call.per_head, -1, call.query.shape[-1])
-    # Strides of 0 instead of copies: every query head of a group sees the same keys.
+    # Expanded with strides of 0, not copied: every query head of a group sees the same keys.
     shared_k, shared_v = (part[:, None].expand(-1, call.per_head, -1, -1) for part in (k, v))
     out = scaled_dot_product_attention(
         q, shared_k, shared_v, attn_mask=mask, is_causal=mask is None, scale=call.layer.scale
@@ -151,7 +151,7 @@ def _fused(
 
 
 def _formed(call: LayerCall, rows: slice, k: torch.Tensor, *, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same where the scores must be held in full, because a cap or a sink changes them: a few rows at a time."""
+    """As `_fused`, but with all scores in memory, because a cap or a sink changes them: a few rows at a time."""
     k, v = k.float(), v.float()
     sinks = call.sinks(call.kv_heads, -1, 1, 1)
     parts = []
@@ -168,7 +168,7 @@ def _formed(call: LayerCall, rows: slice, k: torch.Tensor, *, v: torch.Tensor, m
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-    """In fp32: bf16 would round a score of 100 to halves before the cap or the exponential sees it."""
+    """Scaled, capped scores in fp32: bf16 would round a score of 100 to a multiple of 0.5."""
     scores = torch.matmul(q.float(), k.transpose(-1, -2).float()).mul_(layer.scale)
     if layer.softcap is not None:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
@@ -179,6 +179,6 @@ def _weights(scores: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor | Non
     scores += mask
     if sinks is None:
         return scores.softmax(-1)
-    # A sink joins the denominator and then is dropped.
+    # A sink counts in the denominator only: its column is dropped afterwards.
     column = sinks.expand(*scores.shape[:-1], 1)
     return torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]

@@ -1,4 +1,4 @@
-"""Build a step's data from the sequences that the scheduler planned: few tensors, one for each kind of number."""
+"""Build a step's tensors from the sequences that the scheduler planned, with only two copies to the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SequenceRows:
 
 
 def make_step(sequences: Sequence[SequenceRows], pool: KvPool) -> AttentionStep:
-    """A step whose rows are those of `sequences` one after another."""
+    """A step with the rows of `sequences`, one sequence after another."""
     size = pool.block_size
     positions: list[int] = []
     slots: list[int] = []
@@ -41,9 +41,9 @@ def make_step(sequences: Sequence[SequenceRows], pool: KvPool) -> AttentionStep:
         tables.extend(part.table[:used])
         tables.extend([GARBAGE_BLOCK] * (width - used))
     starts = [*(span.first for span in spans), len(positions)]
-    # Two copies to the device; what follows are views.
+    # Two copies to the device; the step's tensors are views of them.
     rows = torch.tensor([slots, positions], dtype=torch.int64, device=pool.device)
-    # By way of an array, several times faster than from a list: tables grow with sequences and context.
+    # Going through an array is several times faster than a list, and tables grow with sequences and context.
     raw = array("i", [*starts, *(span.keys for span in spans), *tables])
     numbers = torch.frombuffer(raw, dtype=torch.int32).to(pool.device)
     count = len(spans)

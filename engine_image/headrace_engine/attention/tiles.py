@@ -1,7 +1,7 @@
-"""How the SDPA backend cuts a step: which rows are decodes and which are chunks, the blocks to gather, the masks.
+"""How the SDPA backend divides a step: into decodes and chunks, with the blocks to gather and the masks.
 
-A layout is made once per step and sliding window. Only blocks that hold a key some row of a sequence can see are
-gathered, so a window bounds what a long context costs; no mask spans two sequences.
+A layout is made once per step and sliding window. Only blocks with a key that some row of the sequence can see are
+gathered, so a window limits the cost of a long context; no mask spans two sequences.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 
 from headrace_engine.attention.base import AttentionStep, RowSpan
 
-TILE = 512  # queries attended at once: bounds the mask to TILE x context
+TILE = 512  # queries attended at once: limits the mask to TILE x context
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredBlocks:
-    """Blocks `[n]` to read, in order, and the same as (block, head) pages by the number of KV heads."""
+    """Blocks `[n]` to read, in order; `by_heads` caches them as (block, head) pages by number of KV heads."""
 
     blocks: torch.Tensor
     by_heads: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def pages(self, kv_heads: int) -> torch.Tensor:
-        """Rows of a pool seen as `[blocks * kv_heads, ...]`, head by head: `[kv_heads * n]`."""
+        """Indices into a pool viewed as `[blocks * kv_heads, ...]`, head by head: `[kv_heads * n]`."""
         found = self.by_heads.get(kv_heads)
         if found is None:
             heads = torch.arange(kv_heads, dtype=self.blocks.dtype, device=self.blocks.device)[:, None]
@@ -34,7 +34,7 @@ class GatheredBlocks:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one row each and contexts of like length. Blocks are padded with block 0 to one width."""
+    """Sequences with one row each and contexts of similar length. Blocks are padded with block 0 to one width."""
 
     members: int
     rows: torch.Tensor | slice  # of the step
@@ -58,7 +58,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """A sequence with more than one row. `blocks` is None where its own rows are all the keys it needs."""
+    """A sequence with more than one row. `blocks` is None if its own rows are all the keys it needs."""
 
     lo: int
     hi: int
@@ -69,7 +69,7 @@ class ChunkRows:
 
 @dataclass(slots=True)
 class Layout:
-    """A step as layers with one sliding window see it. The mask is made when a chunk first needs one."""
+    """A step for the layers with one sliding window. `band` is made when a chunk first needs a mask."""
 
     groups: tuple[DecodeGroup, ...]
     chunks: tuple[ChunkRows, ...]
@@ -77,7 +77,7 @@ class Layout:
     band: torch.Tensor | None = None
 
     def mask(self, tile: Tile, like: torch.Tensor) -> torch.Tensor:
-        """Additive, `[queries, keys]`. What a query sees depends on distance alone: all tiles are cuts of one band."""
+        """Additive mask `[queries, keys]`. It depends only on distance, so every tile's mask is a slice of one band."""
         if self.band is None:
             tiles = [tile for chunk in self.chunks for tile in chunk.tiles]
             self.band = _band(
@@ -97,7 +97,7 @@ def make_layout(step: AttentionStep, window: int | None, dtype: torch.dtype) -> 
             chunks.append(_chunk(step, at, window))
         elif span.rows == 1:
             low, high = _needed_blocks(span, step.block_size, window)
-            # Equal bit lengths differ by less than 2x, which bounds what padding costs.
+            # Numbers of equal bit length differ by less than 2x, which limits the cost of padding.
             by_size.setdefault((high - low).bit_length(), []).append(at)
     groups = tuple(_decode_group(step, members, window=window, dtype=dtype) for members in by_size.values())
     return Layout(groups, tuple(chunks), window)
@@ -143,18 +143,18 @@ def _decode_group(
 
 
 def _cut_tables(step: AttentionStep, members: Sequence[int], lows: Sequence[int], width: int) -> torch.Tensor:
-    """`[members, width]`: the blocks of each from `lows` on. The mask hides those beyond a member's keys."""
+    """`[members, width]`: each member's blocks from its entry of `lows` on. The mask hides blocks beyond its keys."""
     together = _consecutive(members)
     tables = step.block_tables[_column(members, step)[:, 0] if together is None else together]
     if not any(lows):
         return tables[:, :width]
     columns = _column(lows, step) + torch.arange(width, device=tables.device)
-    # At the table's edge a narrower member reads its last block again.
+    # At the edge of the table, a member with fewer blocks reads its last one again.
     return tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
 
 
 def _consecutive(numbers: Sequence[int]) -> slice | None:
-    """Ascending `numbers` as a slice, where none is left out: no index to make, and no copy."""
+    """Ascending `numbers` as a slice if they are consecutive, which avoids an index tensor and a copy; else None."""
     first, end = numbers[0], numbers[-1] + 1
     return slice(first, end) if end - first == len(numbers) else None
 
@@ -164,7 +164,7 @@ def _column(numbers: Sequence[int], step: AttentionStep) -> torch.Tensor:
 
 
 def _needed_blocks(span: RowSpan, block_size: int, window: int | None) -> tuple[int, int]:
-    """The part of the block table that holds every key some row of the span sees."""
+    """First and end index in the block table of the blocks that hold every key some row of the span sees."""
     first = 0 if window is None else max(0, span.start - window + 1)
     return first // block_size, -(-span.keys // block_size)
 
@@ -179,5 +179,5 @@ def _band(rows: int, back: int, window: int | None, like: torch.Tensor) -> torch
 
 
 def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # SDPA turns a boolean mask into this in every call; once per step is enough.
+    # SDPA would convert a boolean mask in every call; once per step is enough.
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))

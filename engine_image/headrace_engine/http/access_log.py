@@ -1,7 +1,7 @@
-"""One structured line for each HTTP call, and what each answer's headers say. No prompts or outputs unless asked for.
+"""One structured log line for each HTTP call, and the answer's own headers. No prompts or outputs unless asked for.
 
-The outermost layer: request ids, the count of calls in flight, traces, 499 for a client that left, and the last resort
-for an error that nothing else answered.
+The outermost ASGI layer: it also sets request ids, counts calls in flight, starts traces, notes 499 for a client that
+left, and answers errors that no inner layer answered.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ access = logging.getLogger(ACCESS)
 MAX_LOGGED_BODY = 64 << 10
 MAX_LOGGED_PATH = 512
 MAX_HEADER = 256
-SAFE = " !#$&'()*+,/:;=?@[]~"  # what a header's value may hold; the rest is percent-encoded
+SAFE = " !#$&'()*+,/:;=?@[]~"  # allowed in a header's value; other characters are percent-encoded
 
 
 class CallLog:
-    """ASGI: see the module."""
+    """ASGI middleware that logs each call; see the module."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState, tracing: Tracing | None = None) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class CallLog:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
-            # The inner layers have answered and logged what happened in a route. What is left is between the layers.
+            # Errors raised in a route are answered and logged by the inner layers: this one came from between layers.
             if not exchange.call.status:
                 log.exception("unexpected error in %s %s", exchange.call.method, exchange.call.path)
                 whole = answer(unexpected(error))
@@ -80,18 +80,18 @@ class CallLog:
 
 @dataclass(slots=True)
 class _Exchange:
-    """What passes between server and routes."""
+    """The messages of one call, passed between server and routes."""
 
     call: HttpCall
     state: ServerState
     _receive: Receive
     _send: Send
     _stack: contextlib.ExitStack
-    _whole: bool = False  # the request's body is here
+    _whole: bool = False  # the request's body has arrived
     _answered: bool = False
 
     async def receive(self) -> Message:
-        """From the client. With the body's end a drain begins to wait for this call."""
+        """The client's next message. Once the body is complete, a drain waits for this call."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             if not self._answered and self.call.status < 400:
@@ -104,7 +104,7 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """To the client."""
+        """Pass a message to the client, with our headers added to the first."""
         if message["type"] == "http.response.start":
             self.call.status = self.call.status or message["status"]
             self._add_headers(MutableHeaders(scope=message))
@@ -130,13 +130,13 @@ class _Exchange:
 
 
 def summary(call: HttpCall) -> str:
-    """The line for a person."""
+    """The log line's text, for people."""
     tokens = f", {call.prompt_tokens} + {call.output_tokens} tokens" if call.generations else ""
     return f"{call.method} {call.path} {call.status} in {call.seconds or 0:.3f} s{tokens}"
 
 
 def fields(call: HttpCall) -> dict[str, Any]:
-    """The line for a program. Times in seconds."""
+    """The log line's fields, for programs. Times in seconds."""
     line: dict[str, Any] = {
         "method": call.method, "path": call.path, "status": call.status, "seconds": _rounded(call.seconds),
         "request_id": call.request_id, "client": call.client, "key": call.key, "generation": call.config_generation,

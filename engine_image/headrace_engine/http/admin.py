@@ -1,6 +1,6 @@
-"""`/admin/config`: the effective config, its hot knobs and SLO set changed live; `/admin/explain`: a request's story.
+"""`/admin/config` shows the config and changes hot knobs and the SLO set; `/admin/explain` explains one request.
 
-On a port of its own, behind a token.
+On a separate port, behind a token.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _printable(text: str) -> str:
 
 
 class ConfigPatch(BaseModel):
-    """A change of hot knobs, by snake_case name, of the SLO set (null: none) and of the revision; all or none."""
+    """A change of hot knobs (by snake_case name), SLO set (null removes it) and revision, applied as a whole or not."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     knobs: dict[str, Any] = {}
@@ -123,11 +123,11 @@ def _parse(raw: bytes) -> ConfigPatch:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _slo(patch: ConfigPatch, config: EngineConfig) -> SloSet | Unchanged | None:
-    """The SLO set that a patch asks for. Raises `ApiError` with its problem, and those of the knobs."""
+    """The SLO set that a patch asks for. Raises `ApiError` 422 with its problem and those of the knobs."""
     if "slo" not in patch.model_fields_set:
         return UNCHANGED
     try:
@@ -176,15 +176,15 @@ def _knob(knob: Knob, value: object, ceiling: int | None) -> dict[str, Any]:
 
 
 async def _explain(engine: Engine, calls: CallRegistry, name: str) -> dict[str, Any]:
-    """Every generation that `name` stands for, with the calls that asked for them. Raises `ApiError` 404."""
+    """Every generation that `name` refers to, and the calls that started them. Raises `ApiError` 404."""
     found = calls.find(name)
     ids = [item.id for call in found for item in call.generations]
     explained = [await _of_scheduler(engine, each) for each in ([name] if name in ids else ids or [name])]
     generations = [item for item in explained if item is not None]
     if not found and not generations:
         raise ApiError(
-            404, f"no request {name!r} is known: ask with the engine's id (as cmpl-…-0), the id in the answer's body, "
-            "or its x-request-id; each pod knows its own, the last 1024",
+            404, f"no request {name!r} is known: use the engine's id (such as cmpl-…-0), the id in the answer's body, "
+            "or its x-request-id; each pod knows only its own last 1024",
             param="request", code="request_not_found",
         )  # fmt: skip
     return {"request": name, "calls": [_call(call) for call in found], "generations": generations}

@@ -1,6 +1,6 @@
-"""API keys of the serving port, from a file that may change while the server runs: a mounted Secret rotates in place.
+"""API keys of the serving port, from a file that can change while the server runs, as a mounted Secret does.
 
-One key a line, `key` or `name:key`; `#` starts a comment line. Logs see only the name, or a short hash of the key.
+One key per line, `key` or `name:key`; `#` starts a comment line. Logs show only the name, or a short hash of the key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace_engine.http.errors import ApiError, answer
 log = logging.getLogger(__name__)
 FLAG = "--api-key-file"
 KEYS_VARIABLE = "HEADRACE_API_KEYS_FILE"
-# Probes, Prometheus and the description of the API. Everything else needs a key, also routes that are added later.
+# Probes, Prometheus and the description of the API. Everything else needs a key, including routes added later.
 OPEN_PATHS = frozenset({
     "/health", "/health/live", "/health/ready", "/health/startup", "/ping", "/metrics", "/version", "/openapi.json",
 })  # fmt: skip
@@ -34,16 +34,16 @@ _KEY = re.compile(r"[\x21-\x7e]+")  # what a header can carry: visible ASCII wit
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key: its SHA-256, and what logs may say of it."""
+    """One key: its SHA-256 digest, and the label that logs may show."""
 
     label: str
     digest: bytes
 
 
 class ApiKeys:
-    """The keys of a file, read again whenever it changes. Raises `SettingsError` if it is wrong at the start.
+    """The keys of a file, reloaded whenever it changes. Raises `SettingsError` if it is invalid at the start.
 
-    A file that turns wrong later, or vanishes for a moment as a mount is swapped, leaves the last good keys in force.
+    If it becomes invalid later, or vanishes for a moment while a mount is swapped, the last good keys stay in force.
     """
 
     def __init__(self, path: Path, *, source: str = FLAG) -> None:
@@ -53,7 +53,7 @@ class ApiKeys:
         self._keys = read_keys(path, source=source)
 
     def label_of(self, key: str) -> str | None:
-        """The label of a valid key, else None. Takes equally long for every wrong key."""
+        """The label of a valid key, else None. Takes the same time for every wrong key."""
         self._refresh()
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found = None
@@ -91,7 +91,7 @@ def keys_file(path: Path | None) -> ApiKeys | None:
 
 
 def read_keys(path: Path, *, source: str = FLAG) -> tuple[ApiKey, ...]:
-    """The keys of a file. Raises `SettingsError` that names file, line and cure, and never shows a key."""
+    """The keys of a file. Raises `SettingsError` naming the file, the line and the fix; it never shows a key."""
     where = f"{source} {path}"
     try:
         raw = path.read_bytes()
@@ -109,7 +109,7 @@ def read_keys(path: Path, *, source: str = FLAG) -> tuple[ApiKey, ...]:
             raise SettingsError(f"{where}, line {number}: the key is there twice; give each client one of its own")
         keys[key.digest] = key
     if not keys:
-        raise SettingsError(f"{where}: holds no key, so nobody could call: put one key a line into it, or name:key")
+        raise SettingsError(f"{where}: holds no key, so no client could call: add one key per line, as key or name:key")
     return tuple(keys.values())
 
 
@@ -131,7 +131,7 @@ class KeyGuard:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the call through, or answer it."""
+        """Pass the call on, or answer it with 401."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             label, refusal = self._check(Headers(scope=scope).get("authorization"))
             if refusal is not None:

@@ -1,6 +1,6 @@
-"""One HTTP call and the generations it started: what the access log, traces, `/admin/explain` and a drain know of it.
+"""One HTTP call and the generations it started, as the access log, traces, `/admin/explain` and a drain see them.
 
-The call of a task is found through a context variable, so that routes need not hand it on.
+A context variable holds the current task's call, so routes need not pass it on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace_engine.outputs import Done, EventSink, RequestProblem
 
 KEPT_CALLS = 1024
 MAX_REQUEST_ID = 128
-CLIENT_CLOSED = 499  # nobody reads it; for logs and traces
+CLIENT_CLOSED = 499  # never sent, as the client is gone; for logs and traces
 Clock = Callable[[], float]
 
 
@@ -41,28 +41,28 @@ class HttpCall:
     error: str | None = None  # code of the error body
     seconds: float | None = None
     generations: list[GenerationRecord] = field(default_factory=list)
-    sink: EventSink | None = None  # of their events, until the call ends
+    sink: EventSink | None = None  # receives their events, until the call ends
     body: bytearray | None = None  # kept only where prompts are logged
     span: Any = None
 
     @property
     def call_id(self) -> str | None:
-        """The id in the answer's body: what the ids of its generations have in common."""
+        """The id in the answer's body: the common prefix of its generations' ids."""
         return self.generations[0].id.rpartition("-")[0] if self.generations else None
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts; one that several generations share counts once."""
+        """Tokens of all prompts; a prompt that several generations share counts once."""
         return sum(item.prompt_tokens for item in self.generations if item.fork_of is None)
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompts, found in the prefix cache."""
+        """Prompt tokens that were in the prefix cache."""
         return sum(item.cached_tokens for item in self.generations if item.fork_of is None)
 
     @property
     def output_tokens(self) -> int:
-        """Of all generations, so far."""
+        """Tokens generated so far, over all generations."""
         return sum(item.output_tokens for item in self.generations)
 
     @property
@@ -72,25 +72,25 @@ class HttpCall:
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """Of each generation; what a client has left counts as aborted."""
+        """One per generation, None while it runs; `abort` for those still running when the client left."""
         left = "abort" if self.status == CLIENT_CLOSED else None
         return [left if item.reason is None else str(item.reason) for item in self.generations]
 
     def join(self, requests: Sequence[LiveRequest], sink: EventSink) -> None:
-        """The call starts these generations."""
+        """Record that the call starts these generations."""
         self.generations, self.sink = [each.record for each in requests], sink
         if self.body is not None:
             for item in self.generations:
                 item.text = []
 
     def forget_content(self) -> None:
-        """Keep no prompt and no output."""
+        """Drop prompts and outputs."""
         self.body = None
         for item in self.generations:
             item.text = None
 
     def answers_to(self, name: str) -> bool:
-        """Whether `name` is the client's id, ours, or that of one of the generations."""
+        """Whether `name` is the request id, the call id, or the id of one of the generations."""
         return name in (self.request_id, self.call_id) or any(item.id == name for item in self.generations)
 
 
@@ -98,12 +98,12 @@ _CURRENT: ContextVar[HttpCall | None] = ContextVar("headrace_call", default=None
 
 
 def current_call() -> HttpCall | None:
-    """The call that this task answers."""
+    """The call that this task is answering; None outside a call."""
     return _CURRENT.get()
 
 
 class CallRegistry:
-    """Calls in flight, and the last `kept` that started generations. Used by the event loop only."""
+    """Calls in flight, and the last `kept` ended calls that had generations. Used by the event loop only."""
 
     def __init__(self, *, keep_content: bool = False, clock: Clock = time.monotonic, kept: int = KEPT_CALLS) -> None:
         self.keep_content = keep_content
@@ -116,7 +116,7 @@ class CallRegistry:
         return len(self._live)
 
     def begin(self, *, method: str, path: str, client: str, request_id: str | None) -> HttpCall:
-        """A call came in; it is its task's current one until `end`. A sane `request_id` is taken over."""
+        """A call came in; it is its task's current call until `end`. A sane `request_id` is kept, else one is made."""
         call = HttpCall(
             request_id=request_id if request_id and is_sane_id(request_id) else f"req-{uuid.uuid4().hex}",
             method=method,
@@ -147,9 +147,9 @@ class CallRegistry:
         return [call for call in reversed(every) if call.generations and call.answers_to(name)]
 
     def cut(self, problem: str) -> int:
-        """End every generation in flight with an error, so that no stream ends in silence; return how many there were.
+        """End every generation in flight with an error, so every stream gets a last event; return how many there were.
 
-        Done from this side, as the step thread may hang.
+        Done here and not by the step thread, which may hang.
         """
         now, cut, why = self._clock(), 0, RequestProblem(problem)
         for call in self._live:
@@ -164,12 +164,12 @@ class CallRegistry:
 
 
 def is_sane_id(name: str) -> bool:
-    """Whether a client's id can go into logs and headers as it is."""
+    """Whether a client's id can go unchanged into logs and headers: at most 128 printable ASCII characters."""
     return 0 < len(name) <= MAX_REQUEST_ID and name.isascii() and name.isprintable() and name == name.strip()
 
 
 async def submit(loop: EngineLoop, requests: Sequence[LiveRequest], sink: EventSink) -> None:
-    """Queue all of them or none, and enter them in the call of this task. Raises `RejectedError`."""
+    """Queue all requests or none, and record them in this task's call. Raises `RejectedError`."""
     call = current_call()
     if call is None:
         await loop.submit(requests)

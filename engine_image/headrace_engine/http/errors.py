@@ -37,29 +37,29 @@ class ApiError(Exception):
 
 
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """400."""
+    """A 400 whose `param` names the field at fault."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unavailable(message: str, *, retry_after: int) -> ApiError:
-    """503 with Retry-After, seconds."""
+    """A 503 with Retry-After in seconds."""
     return ApiError(
         503, message, kind="service_unavailable", code="unavailable", headers={"Retry-After": str(retry_after)}
     )
 
 
 def failed(message: str) -> ApiError:
-    """500."""
+    """A 500 for a request that failed in the engine."""
     return ApiError(500, message, kind="server_error", code="engine_error")
 
 
 def unexpected(error: Exception) -> ApiError:
-    """500 for a bug: its name is for the client, the rest for the log."""
+    """500 for a bug: the client sees the exception's type, the log has the rest."""
     return failed(f"unexpected {type(error).__name__} in the server; its log has the details")
 
 
 def from_rejected(rejected: Rejected) -> ApiError:
-    """The scheduler's refusal: 429 for a full queue, else 400."""
+    """The scheduler's rejection as a 429 for a full queue, else a 400."""
     if rejected.reason is RejectReason.QUEUE_FULL:
         seconds = max(1, round(rejected.retry_after or 1))
         return ApiError(
@@ -87,7 +87,7 @@ def answer(error: ApiError) -> JSONResponse:
 
 class _ErrorResponse(JSONResponse):
     def render(self, content: Any) -> bytes:
-        """As JSON. A message may quote half a character that a client sent: then escaped."""
+        """As UTF-8 JSON; escaped to ASCII if the message quotes a lone surrogate that a client sent."""
         try:
             return super().render(content)
         except UnicodeEncodeError:

@@ -16,7 +16,7 @@ from headrace_engine.version import VERSION
 
 
 def health_routes(state: ServerState) -> list[Route]:
-    """The routes that probes and Prometheus ask."""
+    """The routes that probes and Prometheus call."""
 
     async def startup(_: Request) -> Response:
         return _answer(None if state.engine is not None else "the model is still loading")

@@ -1,8 +1,8 @@
-"""Whether the step thread still moves, judged by what the largest legal step may take.
+"""Whether the step thread is alive, judged by how long the largest legal step can take.
 
-A step that runs is a sign of life until it has taken far longer than any legal one could. Outside steps the thread is
-asked: a call that does nothing goes through its inbox, and one that stays unanswered shows a thread that hangs
-anywhere. It is asked only while there is work and somebody wants to know, so an idle engine stays idle.
+A running step is a sign of life until it has taken far longer than any legal one could. Between steps the thread is
+pinged: a call that does nothing goes through its inbox, and if it stays unanswered the thread hangs. The ping is sent
+only when a probe asks while there is work, so an idle engine stays idle.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from headrace_core.knobs.resolve import EngineConfig
 from headrace_core.sim.step_time import StepShape, StepTimeModel
 from headrace_engine.engine import Engine
 
-FLOOR_SECONDS = 60.0  # a machine that swaps or is suspended for a moment is no hang
+FLOOR_SECONDS = 60.0  # a machine that swaps or is suspended for a moment does not count as hanging
 MARGIN = 3.0
-# Before any step was seen: the first one may compile kernels, and a big model on a slow CPU takes this for a token.
+# Before any step was seen: the first may compile kernels, and a big model on a slow CPU takes this long per token.
 FIRST_SECONDS = 300.0
 SLOW_TOKEN_SECONDS = 0.2
 
@@ -29,10 +29,10 @@ def largest_step(config: EngineConfig) -> int:
 
 
 def deadline(config: EngineConfig, model: StepTimeModel) -> float:
-    """Seconds after which a step hangs.
+    """Seconds after which a step is taken to hang.
 
-    A token alone in its step costs more than any token of a larger step, so that many tokens times that is more than
-    the largest step can take; `model` knows what one costs.
+    A token alone in its step costs more than a token of any larger step, so that cost times the tokens of the largest
+    step is an upper bound; `model` predicts the cost.
     """
     tokens = largest_step(config)
     if not model.ready:
@@ -52,7 +52,7 @@ class Heartbeat:
         self._answer: asyncio.Task[object] | None = None
 
     def problem(self, *, busy: bool) -> str | None:
-        """Why the thread is not alive, or None. `busy`: whether somebody waits for it."""
+        """Why the thread is not alive, or None. `busy`: whether a call is waiting for it."""
         loop = self._engine.loop
         if not loop.alive:
             return "the step thread has ended"
@@ -65,9 +65,9 @@ class Heartbeat:
         return None
 
     def _silence(self, busy: bool) -> float:
-        """Seconds that the thread has owed an answer."""
+        """Seconds since a ping that is still unanswered was sent, else 0."""
         if self._answer is not None and self._answer.done():
-            self._answer.exception()  # the thread ended: `alive` says so
+            self._answer.exception()  # retrieved and dropped: if the thread ended, `alive` says so
             self._answer = self._asked = None
         if self._answer is None and busy:
             self._asked = self._clock()

@@ -1,4 +1,4 @@
-"""Limits on what a client may send: size of a body, and how long a half-sent one may keep a connection."""
+"""Limits on request bodies: their size, and how long a half-sent one may hold a connection."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from headrace_engine.http.errors import ApiError, answer
 
 MAX_BODY_BYTES = 16 << 20  # some forty times the text of 128 Ki tokens
 STALL_SECONDS = 60.0  # between two pieces of a body
-# A refused body that is small, and so mostly here already, is dropped and the connection kept.
+# A refused body this small has mostly arrived already: it is read and dropped, and the connection kept.
 DROPPED_BYTES = 64 << 10
-# A connection closed on a client that still sends is reset, and the client may never see why. So a refusal goes out at
-# once, and then a little more is read before the end.
+# Closing a connection while the client is still sending resets it, and the client may never see why. So the refusal
+# goes out at once, and then a little more is read before closing.
 LINGER_SECONDS, LINGER_BYTES = 2.0, 16 << 20
 
 
 class BodyLimit:
-    """ASGI: 413 for a body above `max_bytes`, without reading on; 408 for one that stops coming."""
+    """ASGI: 413 for a body above `max_bytes`, without reading all of it; 408 for one that stalls."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, stall_seconds: float = STALL_SECONDS) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class BodyLimit:
 
 
 def too_large(limit: int) -> ApiError:
-    """413."""
+    """A 413 that names the limit in bytes."""
     return ApiError(413, f"the body exceeds {limit} bytes: send a shorter prompt", code="body_too_large")
 
 
@@ -61,7 +61,7 @@ class _Body:
     size: int = 0
 
     async def receive(self) -> Message:
-        """The next piece, or the client's departure."""
+        """The next piece of the body, or the client's disconnect. Raises `ApiError` 408, 413."""
         if self.read:
             return await self._receive()
         try:
@@ -80,7 +80,7 @@ class _Body:
         return message
 
     async def send(self, message: Message) -> None:
-        """A piece of the answer. One that comes before the end of a long body closes the connection after itself."""
+        """A piece of the answer. If it comes before a long body's end, the connection closes after the answer."""
         if message["type"] == "http.response.start":
             self.closing = not (self.read or self.droppable)
             if self.closing:

@@ -1,4 +1,4 @@
-"""The HTTP server under the routes: sockets, uvicorn without its signal handling, and limits on heads of requests."""
+"""The HTTP server under the routes: sockets, uvicorn without its signal handling, and limits on request heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """Uvicorn without its signal handling: a drain is ours."""
+    """Uvicorn without its signal handling: the server process handles signals and drains."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -34,18 +34,18 @@ class Server(uvicorn.Server):
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that closes a connection on which no request comes, and answers bad HTTP with the API's error body."""
+    """HTTP/1.1; closes connections that send no request in time, and answers bad HTTP with the API's error body."""
 
     head_seconds = HEAD_SECONDS
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected: its first request has to come soon."""
+        """A client connected: its first request must come within `head_seconds`."""
         super().connection_made(transport)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came; more of a head does not prolong its time."""
+        """Bytes came; a head that comes in pieces gets no extra time."""
         super().data_received(data)
         self._watch_head()
 

@@ -1,4 +1,4 @@
-"""What the HTTP side knows of the process: which phase it is in, the engine once loaded, calls in flight."""
+"""The process as the HTTP side sees it: its phase, the engine once loaded, and the calls in flight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOADING_RETRY, DRAIN_RETRY = 5, 2  # seconds
 
 
 class ServerPhase(StrEnum):
-    """Life of the server."""
+    """Phases of a server's life, in order."""
 
     LOADING = "loading"
     READY = "ready"
@@ -25,7 +25,7 @@ class ServerPhase(StrEnum):
 
 
 class ServerState:
-    """Used by the event loop only."""
+    """Phase, engine and calls of one server. Used by the event loop only."""
 
     def __init__(
         self, served_name: str, *, keep_content: bool = False, tool_call_parser: str = "auto",
@@ -67,7 +67,7 @@ class ServerState:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """A call that a drain waits for: from the end of its body on."""
+        """While entered, a drain waits for this call; entered once its body has arrived."""
         self._in_flight += 1
         self._idle.clear()
         try:
@@ -86,5 +86,5 @@ class ServerState:
         return None if self._heartbeat is None else self._heartbeat.problem(busy=bool(self._in_flight))
 
     def not_ready(self) -> str | None:
-        """Why no call should come here, or None."""
+        """Why calls should go elsewhere, or None."""
         return f"phase {self.phase}" if self.phase is not ServerPhase.READY else self.not_live()

@@ -39,9 +39,10 @@ def wanted_exporters(environ: Mapping[str, str]) -> list[str]:
 
 
 def start(environ: Mapping[str, str], *, model: str, port: int) -> Tracing | None:
-    """Traces as the environment asks for them, or None. What cannot be done is a warning, not a refusal to serve.
+    """Traces as the environment asks for them, or None. If they cannot be sent, that is only a warning.
 
-    `environ` decides whether; what the exporter, the sampler and the resource are, the SDK reads from the process's.
+    `environ` decides whether and to which exporters; the SDK reads their settings, the sampler and the resource from
+    the process's environment.
     """
     exporters = wanted_exporters(environ)
     if not exporters:
@@ -87,7 +88,7 @@ def _otlp() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TraceStage:
-    """One child span; times on the monotonic clock, seconds."""
+    """One child span; times in seconds on the monotonic clock."""
 
     name: str
     start: float
@@ -118,14 +119,14 @@ class Tracing:
         )
 
     def end(self, call: HttpCall, state: ServerState) -> None:
-        """The call is over. Its span ends when the engine has told its times; nobody waits for that."""
+        """The call is over. Its span is finished in the background, once the engine has given its times."""
         ended = self._at(call, call.started + (call.seconds or 0.0))
         task = asyncio.get_running_loop().create_task(self._finish(call, state, ended))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
     async def close(self) -> None:
-        """Send what is left, for at most `FLUSH_SECONDS`. The step thread is still asked, so it goes after this."""
+        """Send what is left, for at most `FLUSH_SECONDS`. Call it before the step thread stops: it still asks it."""
         if self._pending:
             await asyncio.wait(self._pending, timeout=FLUSH_SECONDS)
         try:
@@ -189,7 +190,7 @@ class Tracing:
 
 
 def stages(generation: GenerationRecord, told: RequestExplanation) -> Iterator[TraceStage]:
-    """Queue, prefill and decode of one generation, as far as it came; the scheduler says what it waited for."""
+    """Queue, prefill and decode of one generation, up to the stage it reached, with the scheduler's causes of waits."""
     started, first = generation.started, generation.first_token
     last = told.at if generation.ended is None else generation.ended
     about: dict[str, Any] = {"headrace.generation_id": generation.id}
@@ -219,5 +220,5 @@ async def _explained(state: ServerState, generation: GenerationRecord) -> Reques
 
 
 def trace_id(call: HttpCall) -> str:
-    """As logs show it: 32 hexadecimal digits."""
+    """The trace id as logs show it: 32 hexadecimal digits."""
     return f"{call.span.get_span_context().trace_id:032x}"

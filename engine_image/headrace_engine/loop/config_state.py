@@ -1,4 +1,4 @@
-"""The config in force, who set it, and its generation, which grows with each change of any of them."""
+"""The config in force, its revision and SLO set, and its generation, which grows when any of them changes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Unchanged(enum.Enum):
     UNCHANGED = "unchanged"
 
 
-UNCHANGED = Unchanged.UNCHANGED  # leaves the SLO set as it is, where None takes it away
+UNCHANGED = Unchanged.UNCHANGED  # keeps the SLO set as it is, whereas None removes it
 
 
 class StaleGenerationError(EngineError):
-    """`if_generation` names another generation than the one in force."""
+    """`if_generation` is not the generation in force; nothing changed."""
 
 
 class ConfigRefusedError(EngineError):
-    """The config change is refused; nothing changed."""
+    """The config change was refused; nothing changed. `problems` says why."""
 
     def __init__(self, refused: ChangeRefused) -> None:
         super().__init__("; ".join(str(problem) for problem in refused.problems))
@@ -40,7 +40,7 @@ class ConfigRefusedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigState:
-    """The config in force and its identity. `slo` is what requests are judged by."""
+    """The config in force and its identity. `slo` is the SLO set that requests are judged by."""
 
     generation: int
     revision: str
@@ -49,24 +49,24 @@ class ConfigState:
 
 
 class ConfigKeeper:
-    """Changes the config of a scheduler and tells the metrics. Used by the step thread; `state` is for everybody."""
+    """Changes the scheduler's config and updates the metrics. Used by the step thread; any thread may read `state`."""
 
     def __init__(self, scheduler: Scheduler, metrics: EngineMetrics, *, revision: str) -> None:
         self._scheduler = scheduler
         self._metrics = metrics
-        self._own_changes = 0  # generations that the scheduler does not count: of revision and SLO set
+        self._own_changes = 0  # changes of revision or SLO set only, which the scheduler does not count
         self.state = ConfigState(scheduler.generation, revision, scheduler.config, metrics.slo)
         self._tell()
 
     def generation(self, planned: int) -> int:
-        """Of a plan that the scheduler made in its generation `planned`, the newest."""
+        """The full generation for `planned`, the scheduler's own count in its newest plan."""
         return planned + self._own_changes
 
     def change(
         self, changes: Mapping[str, object], *, now: float, revision: str | None, if_generation: int | None,
         slo: SloSet | Unchanged | None,
     ) -> ConfigState:  # fmt: skip
-        """All of it or nothing: one new generation. Raises `ConfigRefusedError`, `StaleGenerationError`."""
+        """Apply all changes, as one new generation, or none. Raises `ConfigRefusedError`, `StaleGenerationError`."""
         old = self.state
         if if_generation is not None and if_generation != old.generation:
             raise StaleGenerationError(

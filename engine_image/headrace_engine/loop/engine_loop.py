@@ -1,7 +1,7 @@
-"""The step thread: sole owner of scheduler and runner. Others reach them by calls through its inbox, between two steps.
+"""The step thread: sole owner of scheduler and runner. Other threads reach them by calls that run between two steps.
 
-loop: calls from the inbox -> plan -> run -> commit -> publish to the asyncio side in one batch. What goes wrong for one
-request fails that request; a loop that dies fails every request, and `alive` turns false.
+loop: calls from the inbox -> plan -> run -> commit -> publish to the asyncio side in one batch. An error in one request
+fails that request alone; if the thread dies, every request fails and `alive` turns false.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from headrace_engine.outputs import Done, Event, RequestProblem, RequestProblemK
 from headrace_engine.sampling.logprobs import NOT_NUMBERS
 
 log = logging.getLogger(__name__)
-# A device in a bad state (a CUDA error is for the process's life) fails every step: then a restart is the cure.
+# A device in a bad state fails every step (a CUDA error lasts as long as the process): only a restart helps.
 MAX_FAILED_STEPS = 20
-# The books are checked after this long without a call: the walk over all blocks must not delay a request.
+# The scheduler's books are checked after this long without a call: walking all blocks must not delay a request.
 QUIET_SECONDS = 1.0
 NOTHING = StepOutput(tokens={})
 
@@ -84,7 +84,7 @@ class EngineLoop:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after the step that runs; requests still alive fail."""
+        """End the thread after the current step; requests still alive fail."""
         self._stopping = True
         self._inbox.wake()
         await asyncio.to_thread(self._thread.join)
@@ -96,7 +96,7 @@ class EngineLoop:
 
     @property
     def alive(self) -> bool:
-        """Whether the step thread runs."""
+        """Whether the step thread is running."""
         return self._thread.is_alive() and self._dead is None
 
     def step_age(self) -> float:
@@ -113,7 +113,7 @@ class EngineLoop:
             raise
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests whose client is gone; those that have ended are ignored."""
+        """End requests whose client is gone; ids of requests that have ended are ignored."""
         self._inbox.post(lambda: self._abort(request_ids))
 
     async def reconfigure(
@@ -130,7 +130,7 @@ class EngineLoop:
         )
 
     async def explain(self, request_id: str) -> RequestExplanation | None:
-        """What the scheduler can tell of a request; None if it knows none of that id."""
+        """The scheduler's explanation of a request; None if it knows no such id."""
         return await self._inbox.call(lambda: self._history.explain(request_id, self._clock()))
 
     # The step thread
@@ -150,7 +150,7 @@ class EngineLoop:
             self._inbox.close(self._dead)
 
     def _take_calls(self) -> None:
-        """Run the calls that wait; with nothing else to do, wait for one."""
+        """Run the waiting calls; wait for one if there is nothing else to do."""
         took = False
         while self._take_call(wait=not self._scheduler.has_work and not took):
             took = True
@@ -158,10 +158,10 @@ class EngineLoop:
             self._after_change()
 
     def _take_call(self, *, wait: bool) -> bool:
-        """Run the next call; whether there may be more.
+        """Run the next call; return whether there may be more.
 
-        A quiet moment is used to check the scheduler's books: wrong ones end the thread (and so the pod) while nobody
-        is served, rather than later with somebody's blocks.
+        The scheduler's books are checked in a quiet moment: if they are wrong, the thread (and so the pod) ends while
+        no request runs, rather than later, when blocks of requests are mixed up.
         """
         if wait and self._unchecked:
             try:
@@ -194,7 +194,7 @@ class EngineLoop:
         for request_id, scores in output.prompt_scores.items():
             self._live[request_id].score_prompt(scores)
         for seq in plan.seqs:
-            # A fork has no rows of the prompt: it shares what its sibling was told.
+            # A fork has no rows of the prompt: it copies its sibling's scores.
             lead = self._live.get(seq.fork_of) if seq.fork_of else None
             if lead is not None:
                 self._live[seq.request_id].score_prompt_like(lead)
@@ -237,7 +237,7 @@ class EngineLoop:
             self._publish(live, live.tell())
 
     def _end(self, live: LiveRequest, reason: FinishReason, now: float) -> None:
-        """The scheduler has ended the request."""
+        """Publish the last events of a request that the scheduler has ended."""
         try:
             events = live.end(reason)
         except Exception as error:
@@ -294,7 +294,7 @@ class EngineLoop:
         self._deliver()
 
     def _deliver(self) -> None:
-        """Hand all events over to the asyncio side at once."""
+        """Hand all collected events to the asyncio side in one callback."""
         if not self._outbox or self._aio is None:
             return
         batch, self._outbox = self._outbox, []
@@ -304,7 +304,7 @@ class EngineLoop:
             log.debug("the event loop is closed; %d events are dropped", len(batch))
 
     def _fail_everybody(self, problem: RequestProblem) -> None:
-        """Whatever is broken: every waiter gets its last event."""
+        """Give every live request its last event, even if other parts, such as the metrics, are broken."""
         now = self._clock()
         live, self._live = self._live, {}
         for each in live.values():

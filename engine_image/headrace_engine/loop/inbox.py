@@ -1,4 +1,4 @@
-"""Calls into the step thread: each runs there between two steps, in the order in which they came."""
+"""Calls into the step thread: each runs there between two steps, in the order in which they arrived."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EngineDeadError(EngineError):
 
 
 class Inbox:
-    """`call`, `post` and `wake` are for any thread, `run_next` for the step thread."""
+    """A queue of calls. Any thread may use `call`, `post` and `wake`; the step thread uses `run_next` and `close`."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -34,7 +34,7 @@ class Inbox:
         return await asyncio.wrap_future(future)
 
     def post(self, function: Callable[[], object]) -> None:
-        """Run `function`; nobody waits for it."""
+        """Queue `function` without waiting for it; its result is dropped."""
         self._put((function, Future()))
 
     def wake(self) -> None:
@@ -42,9 +42,9 @@ class Inbox:
         self._calls.put(None)
 
     def run_next(self, *, block: bool, timeout: float | None = None) -> bool:
-        """Run the next call, if there is one; whether there may be more. Waits with `block`, `timeout` seconds.
+        """Run the next call, if there is one; return whether there may be more.
 
-        Raises `queue.Empty` when the time is over.
+        With `block` it waits, at most `timeout` seconds, then raises `queue.Empty`.
         """
         try:
             item = self._calls.get(block=block, timeout=timeout)
@@ -58,7 +58,7 @@ class Inbox:
         return True
 
     def close(self, why: str) -> None:
-        """Refuse all calls that wait, and all to come."""
+        """Refuse all waiting and future calls with `EngineDeadError`."""
         self._closed = why
         self._refuse()
 
@@ -78,7 +78,7 @@ class Inbox:
 
 
 def _answer(function: Callable[[], Any], future: Future[Any]) -> None:
-    # A caller that gave up has cancelled the future; its call still runs, as its abort follows.
+    # If the caller gave up, the future is cancelled; the call still runs, and the caller's abort comes after it.
     wanted = future.set_running_or_notify_cancel()
     try:
         value = function()

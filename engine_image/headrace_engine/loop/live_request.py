@@ -1,4 +1,4 @@
-"""One live request of the engine loop: its tokens as they come, and the events that they become."""
+"""One live request of the engine loop: collects its tokens and turns them into events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace_engine.text.detokenize import TextStream
 
 
 class RejectedError(EngineError):
-    """The scheduler did not take a request."""
+    """The scheduler rejected a request; `rejected` says why."""
 
     def __init__(self, rejected: Rejected) -> None:
         super().__init__(rejected.message)
@@ -23,10 +23,10 @@ class RejectedError(EngineError):
 
 
 class LiveRequest:
-    """The scheduler's request with all that the scheduler need not know. Once submitted, only the step thread uses it.
+    """The scheduler's request, with everything else the loop needs. Once submitted, only the step thread uses it.
 
     `index` is its number among the generations of its call, whose events all go to `sink`. `eos_token_ids` are the
-    model's: ending with one of them is no stop reason worth telling.
+    model's: a request that ends with one of them reports no stop reason.
     """
 
     def __init__(
@@ -42,31 +42,31 @@ class LiveRequest:
         self._eos = eos_token_ids
         self._prompt_told = params.prompt_logprobs is None
         self._newest: int | None = None
-        # Not told yet:
+        # Not published yet:
         self._piece = ""
         self._tokens: list[int] = []
         self._scores: list[TokenScore] = []
 
     @property
     def id(self) -> str:
-        """The scheduler's name of it."""
+        """The request id that the scheduler knows it by."""
         return self.request.request_id
 
     def score_prompt(self, scores: Sequence[TokenScore]) -> None:
-        """Scores of the next tokens of the prompt."""
+        """Add the scores of the next tokens of the prompt."""
         self.prompt_scores.extend(scores)
         self.state.prompt_scored = len(self.prompt_scores)
 
     def score_prompt_like(self, lead: LiveRequest) -> None:
-        """This is a fork of `lead`: its prompt has the same scores."""
+        """Copy the prompt scores of `lead`, of which this request is a fork."""
         if self.state.wants_prompt_scores:
             top = self.state.params.prompt_logprobs or 0
             self.score_prompt([replace(score, top=score.top[:top]) for score in lead.prompt_scores])
 
     def take(self, token: int, score: TokenScore | None) -> None:
-        """The request goes on with `token`. Raises whatever its grammar or its text raise."""
+        """Take in a generated token. Raises whatever the grammar or the detokenizer raises."""
         if self.state.wants_prompt_scores:
-            raise ValueError("the prompt's scores are not known: the request that this one is a fork of has none")
+            raise ValueError("the prompt's scores are not known: the request that this one was forked from has none")
         self._newest = token
         self._tokens.append(token)
         if score is not None:
@@ -77,11 +77,11 @@ class LiveRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether its text or its grammar ends the request, which the scheduler cannot see."""
+        """Whether a stop string or a complete grammar ends the request, neither of which the scheduler sees."""
         return self._text.stopped or self.state.is_complete
 
     def tell(self) -> list[Event]:
-        """The events for what was taken since the last time, while the request goes on."""
+        """The events for tokens taken since the last call, while the request continues."""
         events = self._tell_prompt()
         if self._tokens:
             text, tokens, scores = self._untold()
@@ -89,7 +89,7 @@ class LiveRequest:
         return events
 
     def end(self, reason: FinishReason) -> list[Event]:
-        """The last events. Raises whatever the rest of its text raises."""
+        """The last events. Raises whatever decoding the rest of the text raises."""
         events = self._tell_prompt() if self._newest is not None else []
         self._piece += self._text.finish()
         if reason is FinishReason.LENGTH and self.is_over:
@@ -123,7 +123,7 @@ class LiveRequest:
         return [PromptScored(scores=(None, *self.prompt_scores))]
 
     def _ends(self, token: int) -> bool:
-        """Whether `token` only says that the output ends."""
+        """Whether `token` only marks the end of the output."""
         return token in self.request.stop_token_ids or (self.state.matcher is not None and token in self._eos)
 
     def _stop_reason(self, reason: FinishReason) -> str | int | None:

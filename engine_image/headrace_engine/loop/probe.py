@@ -1,9 +1,9 @@
-"""The start-up probe: does this architecture really run on our attention, and does it compute the same?
+"""The start-up probe: does this architecture run on our attention, and does it compute the same?
 
-Some architectures never call the attention interface, or hand it less than they mean; they would answer nonsense
-without any error. So: learn each layer's KV shape from a first forward, ask each layer's own mask at distances that no
-short forward reaches whether it says what the layer's window says, then compare a chunked forward of two requests in
-scattered blocks with the model's own eager attention.
+Some architectures bypass the attention interface or do not pass it everything; they would answer nonsense without any
+error. So the probe learns each layer's KV shape from a first forward, checks each layer's own mask against its window
+at distances that no short forward reaches, then compares a chunked forward of two requests in scattered blocks with
+the model's own eager attention.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.loading import LoadedModel
 
 OBSERVED = "headrace_observed"
-BLOCK = 4  # tokens in a block, where the backend has blocks so small
+BLOCK = 4  # tokens in a block, if the backend supports blocks this small
 LENGTHS = (11, 7)
 TABLES = ((5, 1, 3), (2, 6))
 # Request, first position, end: chunks without and with history beside decodes, and two decodes alone.
 STEPS = (((0, 0, 6), (1, 0, 3)), ((1, 3, 4), (0, 6, 10)), ((1, 4, 5), (0, 10, 11)), ((1, 5, 7),))
-# Root mean square, relative to the spread of the reference logits. Seen where attention is right: 5e-7, 2e-3, 2e-2.
+# Root mean square error relative to the spread of the reference logits. Correct attention gives 5e-7, 2e-3, 2e-2.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-# Positions of queries and distances of keys at which a mask is asked.
+# Positions of queries and distances of keys at which a mask is evaluated.
 FAR = (1 << 20, (1 << 20) + 77)
 DISTANCES = (-1, 0, 1, *(1 << power for power in range(1, 20)))
 MaskFunction = Callable[..., Any]
@@ -44,22 +44,22 @@ MaskFunction = Callable[..., Any]
 
 @dataclass(slots=True)
 class ProbeCalls:
-    """What the attention interface was called with."""
+    """The calls of the attention interface in one forward, by layer index."""
 
     layers: list[int] = field(default_factory=list)
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
     masks: dict[int, torch.Tensor | None] = field(default_factory=dict)
-    asked: list[tuple[torch.Tensor, MaskFunction]] = field(default_factory=list)  # and the mask made from it
+    asked: list[tuple[torch.Tensor, MaskFunction]] = field(default_factory=list)  # masks and their functions
 
 
 def probe(
     model: LoadedModel, *, kv_dtype: torch.dtype | None = None, block_size: int = BLOCK, backend: str = AUTO
 ) -> dict[int, LayerShape]:
-    """The KV shape of each layer, tried on the backend that will serve it.
+    """The KV shape of each layer, after a trial on the backend that will serve the model.
 
-    `kv_dtype` is the number format of KV blocks, the model's unless given; `backend` is as the knob has it. Raises
-    `ModelError` naming the architecture where it cannot be served, `SettingsError` where the backend cannot run it.
+    `kv_dtype` is the number format of KV blocks, by default the model's; `backend` is the knob's value. Raises
+    `ModelError` naming an architecture that cannot be served, `SettingsError` if the backend cannot run it.
     """
     calls = _observe(model)
     _check_calls(model, calls)
@@ -72,7 +72,7 @@ def probe(
     allowed = max(TOLERANCE[model.dtype], TOLERANCE[stored])
     if not error <= allowed:
         raise ModelError(
-            f"{model.architecture} computes something else on paged attention (error {error:.2g} of the logits' "
+            f"{model.architecture} computes different logits on paged attention (error {error:.2g} of the logits' "
             f"spread, at most {allowed:g} allowed{_stored(model, stored)}), so headrace cannot serve it. Use another "
             "model, or report the architecture"
         )
@@ -80,10 +80,10 @@ def probe(
 
 
 def _observe(model: LoadedModel) -> ProbeCalls:
-    """One plain causal forward that notes each call, its shapes and the mask that the model would have made."""
+    """One plain causal forward that records each layer's shapes, window and mask."""
     calls = ProbeCalls()
 
-    # The mask's name is transformers': some models hand it over as a keyword.
+    # `attention_mask` must be named so: some models pass it as a keyword.
     def note(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **given: Any) -> Any:
         index = module.layer_idx
         calls.layers.append(index)
@@ -112,7 +112,7 @@ def _observe(model: LoadedModel) -> ProbeCalls:
 
 
 def _features(*, grouped: bool, given: Mapping[str, object]) -> frozenset[Feature]:
-    """What a layer asks of its kernel, by the arguments of its call."""
+    """The features that a layer needs of its kernel, judged by the arguments of its call."""
     asked = {
         Feature.GROUPED_QUERIES: grouped,
         Feature.WINDOW: given.get("sliding_window") is not None,
@@ -145,15 +145,15 @@ def _check_calls(model: LoadedModel, calls: ProbeCalls) -> None:
 
 
 def _check_masks(model: LoadedModel, calls: ProbeCalls) -> None:
-    """Our attention gets no mask but a window: refuse a layer whose mask says something else."""
+    """Refuse a layer whose mask is not causal with the layer's window: our attention supports no other."""
     for index, mask in sorted(calls.masks.items()):
         asked = next((function for made, function in calls.asked if made is mask), None)
         if asked is not None and not _says(asked, calls.windows[index]):
             window = calls.windows[index]
             kept = "all keys before it" if window is None else f"the last {window} keys"
             raise ModelError(
-                f"layer {index} of {model.architecture} wants another mask than headrace's attention has, which shows "
-                f"a query {kept}. Use another model, or report the architecture"
+                f"layer {index} of {model.architecture} needs a different mask: on headrace's attention a query sees "
+                f"{kept}. Use another model, or report the architecture"
             )
 
 
@@ -176,14 +176,14 @@ def _error(
     model: LoadedModel, shapes: dict[int, LayerShape], stored: torch.dtype, *, backend: AttentionBackend,
     block_size: int,
 ) -> float:  # fmt: skip
-    """Of logits of two requests, chunked and interleaved on our attention, against eager; relative to their spread.
+    """The error of our logits for two chunked, interleaved requests against eager attention, relative to their spread.
 
-    The median over rows: with experts, one row's near tie may fall to either side. In the smallest blocks that the
-    backend has, up to `block_size`: several to a short text.
+    The median over rows, as a near tie between experts can fall either way in one row. Uses the smallest blocks that
+    the backend supports, up to `block_size`, so that a short text fills several.
     """
     sizes = (size for size in range(BLOCK, block_size) if size in backend.abilities.block_sizes)
     block = next(sizes, max(BLOCK, block_size))
-    # Longer by two blocks' difference, the texts still begin, cross and end blocks as they do in blocks of 4.
+    # Lengthened by twice the difference, texts begin, cross and end larger blocks just as they do blocks of 4.
     more = 2 * (block - BLOCK)
     steps = [[(request, start and start + more, end + more) for request, start, end in step] for step in STEPS]
     rows = [_row(model, request, length + more) for request, length in enumerate(LENGTHS)]
@@ -202,7 +202,7 @@ def _error(
 
 
 def _check_finite(model: LoadedModel, ours: torch.Tensor, *, plain: torch.Tensor, stored: torch.dtype) -> None:
-    """-inf is an id that is no token; NaN and +inf are a broken model or too small a number format."""
+    """Refuse NaN and +inf (a broken model, or too small a number format); -inf marks ids without a token."""
     broken = [
         logits.isnan().any() or logits.isposinf().any() or not logits.isfinite().any() for logits in (plain, ours)
     ]

@@ -1,4 +1,4 @@
-"""The file behind `--record`: one line a scheduler call, handed to the system at once, so that a crash loses none."""
+"""The file behind `--record`: one line per scheduler call, written immediately, so that a crash loses none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 
 def open_recording(path: Path) -> Callable[[str], object]:
-    """A function that appends a line to a new file at `path`, or beside it if that exists: no recording is overwritten.
+    """A function that appends a line to a new file: `path`, or a numbered name beside it if `path` exists.
 
-    Only its owner can read the file, as it holds prompts and outputs as token ids. Raises `SettingsError`.
+    Only the owner can read the file, as it holds prompts and outputs as token ids. Raises `SettingsError`.
     """
     chosen = next(name for name in _names(path) if not name.exists())
     try:
@@ -26,11 +26,11 @@ def open_recording(path: Path) -> Callable[[str], object]:
     log.info("recording the scheduler's calls, with prompts and outputs as token ids", extra={"file": str(chosen)})
 
     def write(line: str) -> None:
-        # Opened for each line: that costs microseconds beside a step, and there is nothing to close.
+        # Opened for each line: that costs only microseconds per step, and leaves nothing to close.
         try:
             with chosen.open("a", encoding="utf-8") as stream:
                 stream.write(line)
-        except OSError as error:  # once: the scheduler writes no more after it
+        except OSError as error:  # logged only once: the scheduler stops writing after an error
             log.error("the recording ends here: %s", error.strerror, extra={"file": str(chosen)})
             raise
 

@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 
 class CopyError(RuntimeError):
-    """Copying blocks failed: no sequence of the step can be trusted to have its keys and values."""
+    """Copying KV blocks failed: no sequence of the step can be trusted to have the right keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput(StepResult):
-    """A step's result with what the scheduler need not know.
+    """A step's result, with fields that the scheduler does not need, each by request id.
 
-    `scores` of the sampled tokens, where asked for; `prompt_scores` of the prompt's tokens that this step computed, in
-    order, to be appended to those of earlier steps; `problems` of each request in `failed`.
+    `scores`: of the sampled token, if asked for. `prompt_scores`: of the prompt tokens that this step computed, in
+    order, to be appended to those of earlier steps. `problems`: why each request in `failed` failed.
     """
 
     scores: Mapping[str, TokenScore] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class _PromptRows:
 
     @property
     def rows(self) -> range:
-        """Of the step."""
+        """The rows' indices in the step."""
         return range(self.first, self.first + len(self.tokens))
 
 
@@ -67,9 +67,9 @@ class ModelRunner:
     def run(self, plan: StepPlan, requests: Mapping[str, TokenState | SamplingParams]) -> StepOutput:
         """Run one step. Nothing in `requests` changes.
 
-        `requests` has an entry for each sequence that samples or wants its prompt scored; parameters alone will do
-        where they need no tokens. A request whose logits are not numbers, or whose sampling raises, fails alone.
-        Raises `CopyError`; and whatever the forward raises.
+        `requests` has an entry for each sequence that samples or wants its prompt scored; parameters alone are enough
+        if they need no tokens. A request whose logits are not numbers, or whose sampling raises, fails alone. Raises
+        `CopyError`, and whatever the forward raises.
         """
         try:
             copy_blocks(self.pool, plan.copies)
@@ -96,7 +96,7 @@ class ModelRunner:
     def logits(self, seqs: Sequence[ScheduledSeq], also: Sequence[int] = ()) -> torch.Tensor:
         """Logits `[sampling sequences + len(also), vocabulary of the tokenizer]`.
 
-        First one row for each sequence that samples, in the order of `seqs`; then those of the step's rows `also`.
+        First one row for each sequence that samples, in the order of `seqs`; then the step's rows `also`.
         """
         computed = [seq for seq in seqs if seq.fork_of is None]
         step = make_step([SequenceRows(seq.start, seq.num_tokens, seq.block_table) for seq in computed], self.pool)
@@ -126,7 +126,7 @@ def _state(given: TokenState | SamplingParams) -> TokenState:
 
 
 def _rows_to_keep(seqs: Sequence[ScheduledSeq]) -> tuple[list[int], list[int]]:
-    """The step's rows that sequences sample from, each once; and for each sequence that samples, which of these."""
+    """The step's rows that are sampled from, each once; and for each sampling sequence the index of its row there."""
     kept: list[int] = []
     places: list[int] = []
     place_of: dict[str, int] = {}
@@ -167,7 +167,7 @@ def _sample_one(logits: torch.Tensor, row: Row) -> Sampled:
 def _prompt_rows(
     seqs: Sequence[ScheduledSeq], states: Mapping[str, TokenState], problems: dict[str, RequestProblem]
 ) -> list[_PromptRows]:
-    """Rows whose logits score a prompt token that has no score yet. The row of position p scores the token at p + 1."""
+    """The rows that score prompt tokens without a score yet. The row at position p scores the token at p + 1."""
     found = []
     row = 0
     for seq in seqs:

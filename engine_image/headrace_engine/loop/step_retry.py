@@ -1,4 +1,4 @@
-"""Run a step so that one bad request does not take the others with it: if the forward raises, one by one."""
+"""Run a step so that one bad request does not fail the others: if the forward raises, retry requests one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of a step. `problem` is what its forward raised, if it did; `all_failed` if nobody could be saved."""
+    """The result of a step. `problem` is the error that its forward raised, if any; `all_failed`: none succeeded."""
 
     output: StepOutput
     problem: str | None = None
@@ -25,10 +25,10 @@ class Attempt:
 
 
 def run_step(runner: ModelRunner, plan: StepPlan, states: Mapping[str, TokenState]) -> Attempt:
-    """Run `plan`. What raises together is run again one sequence at a time, each with the forks that sample from it.
+    """Run `plan`. If that raises, run it again one sequence at a time, each with the forks that sample from it.
 
-    Running again is harmless: it writes the same keys and values to the same slots, and nothing in `states` has moved.
-    Copies of blocks are made once.
+    Running again is harmless: it writes the same keys and values to the same slots, and `states` has not changed.
+    Copies of blocks are not repeated.
     """
     try:
         return Attempt(runner.run(plan, states))
@@ -40,7 +40,7 @@ def run_step(runner: ModelRunner, plan: StepPlan, states: Mapping[str, TokenStat
             return Attempt(_failed(plan.seqs, problem), problem, all_failed=True)
     outputs = [_run_alone(runner, plan, family, states) for family in families]
     saved = sum(len(family) - len(output.failed) for family, output in zip(families, outputs, strict=True))
-    log.warning("step %d: %d of %d requests went on alone", plan.step, saved, len(plan.seqs))
+    log.warning("step %d: %d of %d requests succeeded when retried alone", plan.step, saved, len(plan.seqs))
     return Attempt(_merged(outputs), problem, all_failed=saved == 0)
 
 

@@ -1,1 +1,1 @@
-"""What the engine counts. Names, labels and buckets are in `headrace_core.metric_names`."""
+"""The engine's metrics. Their names, labels and buckets are in `headrace_core.metric_names`."""

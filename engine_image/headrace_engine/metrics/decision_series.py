@@ -1,4 +1,4 @@
-"""The series that carry a config generation: made together when a config comes into force, so that all start at 0."""
+"""The series labelled with a config generation, all made when a config comes into force, so that they start at 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace_core.evidence.slo import TARGETS, SloSet
 from headrace_core.metric_names import Metric, MetricKind
 from headrace_engine.metrics.series import Histogram, SeriesTable, Value
 
-# Those of the config in force alone: written where it is set.
+# Only the config in force has this one: `EngineMetrics.set_config` writes it.
 _APART = frozenset({names.CONFIG_INFO.name})
 METRICS = tuple(
     metric
@@ -19,7 +19,7 @@ METRICS = tuple(
 
 
 def bounds(metric: Metric, slo: SloSet | None) -> tuple[float, ...]:
-    """The bounds of a histogram under an SLO set: the table's, and the threshold exactly."""
+    """The bounds of a histogram under an SLO set: those of the metric table, and the SLO threshold itself."""
     threshold = slo.threshold(metric.slo) if slo and metric.slo else None
     return names.buckets_with(metric.buckets, threshold)
 
@@ -45,15 +45,15 @@ class DecisionSeries:
         self._values[key].value += amount
 
     def value(self, metric: Metric) -> Value:
-        """The counter itself."""
+        """A counter that has no labels beyond the decision labels."""
         return self._values[metric.name]
 
     def observe(self, metric: Metric, value: float, *more: str) -> None:
-        """A sample of a histogram."""
+        """Add a sample to a histogram; `more` as for `add`."""
         self._histograms[(metric.name, *more) if more else metric.name].observe(value)
 
     def observe_all(self, metric: Metric, values: list[float]) -> None:
-        """Samples of a histogram."""
+        """Add samples to a histogram that has no labels beyond the decision labels."""
         self._histograms[metric.name].observe_all(values)
 
     def _make(self, metric: Metric, more: tuple[str, ...]) -> None:
@@ -66,7 +66,7 @@ class DecisionSeries:
 
 
 def _known_labels(metric: Metric, slo: SloSet | None) -> list[tuple[str, ...]]:
-    """The values that the labels beyond the decision labels can have."""
+    """The values, known in advance, of the labels beyond the decision labels: one tuple per series."""
     extra = metric.labels[len(names.DECISION_LABELS) :]
     if metric is names.SLO_MISSES:
         return [(names.slo_id(slo), target) for target in TARGETS if slo and slo.threshold(target) is not None]

@@ -1,7 +1,7 @@
-"""The metric table of core as Prometheus series. Written by the step thread, rendered by the HTTP server.
+"""Core's metric table as Prometheus series. Written by the step thread, rendered by the HTTP server.
 
-A request's samples are counted when it ends, since only then is it known whether it lived under one config; those of
-one that did not go to the generation `mixed`. No label value comes from a client, so that none can make series.
+A request's samples are counted when it ends, since only then is it known whether it ran under one config; if it did
+not, they go to the generation `mixed`. No label value comes from a client, so clients cannot create series.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from headrace_engine.metrics.series import Histogram, SeriesTable, Value
 from headrace_engine.metrics.step_metrics import StepMetrics
 
 MIXED = "mixed"
-# Series of older generations are dropped: Prometheus has them, and each costs a scrape some hundred lines.
+# Series of older generations are dropped: Prometheus has them, and each adds about a hundred lines to a scrape.
 KEPT_GENERATIONS = 4
 WELL = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _NEVER = 2**31
 
 
 class EngineMetrics:
-    """All series of one engine in a registry of its own. `cost_model` may know the machine already."""
+    """All series of one engine, in their own registry. `cost_model` may already be fitted to the machine."""
 
     def __init__(
         self, model_name: str, slo: SloSet | None, *, max_model_len: int | None = None,
@@ -67,25 +67,25 @@ class EngineMetrics:
         self._current = self._of(str(self._generation))
 
     def render(self) -> bytes:
-        """The exposition text."""
+        """All series in Prometheus's text format."""
         return self._table.text().encode()
 
     @property
     def cost_model(self) -> StepTimeModel:
-        """The step-time model; the step thread teaches it."""
+        """The step-time model, which learns from each step."""
         return self._steps.cost_model
 
     @property
     def slo(self) -> SloSet | None:
-        """The SLO set that requests are judged against."""
+        """The SLO set that requests are judged by."""
         return self._slo
 
     # What is in force
 
     def set_slo(self, slo: SloSet | None) -> None:
-        """Judge by another SLO set. `set_config` follows with a new generation, whose histograms get the new bounds.
+        """Judge by another SLO set. `set_config` must follow; the new generation's histograms get the new bounds.
 
-        Series of requests that lived under both start anew; the `vllm:` ones keep the bounds that they began with.
+        Series of the generation `mixed` start anew; the `vllm:` ones keep their first bounds.
         """
         with self._table.lock:
             self._slo, self._slo_id = slo, names.slo_id(slo)
@@ -97,7 +97,7 @@ class EngineMetrics:
             self._drop_generations(lambda generation: generation == MIXED)
 
     def set_config(self, config: EngineConfig, *, generation: int, revision: str) -> None:
-        """A config came into force. Its series start at 0 here, so that a window sees their birth."""
+        """A config came into force. Its series start at 0 here, so that a window over them sees their start."""
         with self._table.lock:
             if generation != self._generation:
                 self._busy = 0.0
@@ -113,13 +113,13 @@ class EngineMetrics:
             self._current = self._of(str(generation))
 
     def set_identity(self, *, version: str, device: str, dtype: str, pretend_gpu: bool, started_at: float) -> None:
-        """What runs where, since when (unix seconds)."""
+        """Version, device and number format of the engine, and its start in unix seconds."""
         labels = (self._model, version, device, dtype, str(pretend_gpu).lower())
         self._table.value(names.ENGINE_INFO, *labels).value = 1
         self._values[names.START_TIME.name].value = started_at
 
     def set_cache(self, config: EngineConfig, num_blocks: int) -> None:
-        """The KV cache's configuration."""
+        """The KV cache's configuration, as the labels of `vllm:cache_config_info`."""
         about = (
             str(config.block_size), str(num_blocks), str(config.gpu_memory_utilization), config.kv_cache_dtype,
             str(config.enable_prefix_caching),
@@ -127,7 +127,7 @@ class EngineMetrics:
         self._table.value(names.VLLM_CACHE_INFO, self._model, names.VLLM_ENGINE, *about).value = 1
 
     def set_model(self, shape: ModelShape, peaks: Peaks) -> None:
-        """What MFU and MBU are computed from."""
+        """The model's shape and the device's peaks, from which MFU and MBU are computed."""
         with self._table.lock:
             self._steps.set_model(shape, peaks)
 
@@ -138,7 +138,7 @@ class EngineMetrics:
     # What happens
 
     def begin(self, record: GenerationRecord, *, now: float) -> None:
-        """A request was queued at `now`. Its record goes to `token` and `finished` too."""
+        """A request was queued at `now`. Pass the same record to `token` and `finished`."""
         record.queued, record.config_generation = now, self._generation
         lead = self._live.get(record.fork_of) if record.fork_of else None
         if lead is not None:
@@ -149,7 +149,7 @@ class EngineMetrics:
             self._current.add(names.PROMPT_TOKENS, record.prompt_tokens)
 
     def rejected(self, reason: RejectReason, *, retry_after: float | None = None) -> None:
-        """A request was refused; `retry_after` are the seconds that its client was told to wait."""
+        """A request was refused; `retry_after` is how many seconds its client was told to wait."""
         with self._table.lock:
             self._current.add(names.REJECTED, 1, str(reason))
             if reason is RejectReason.QUEUE_FULL:
@@ -158,7 +158,7 @@ class EngineMetrics:
                 self._current.observe(names.RETRY_AFTER, retry_after)
 
     def step(self, plan: StepPlan, generation: int, *, seconds: float, failed: bool) -> None:
-        """A step ended; its work counts for the config it was planned under."""
+        """A step ended; its work counts for `generation`, the config it was planned under."""
         with self._table.lock:
             series = self._current if generation == self._generation else self._of(str(generation))
             series.observe(names.STEP_TIME, seconds)
@@ -189,7 +189,7 @@ class EngineMetrics:
             self._grow(names.CACHE_HITS, names.VLLM_CACHE_HITS, stats.cache_hits - (seen.cache_hits if seen else 0))
 
     def token(self, record: GenerationRecord, generation: int) -> None:
-        """A token was generated; the record has it already."""
+        """A token was generated; the record already includes it."""
         gap = record.newest_gap
         with self._table.lock:
             series = self._current if generation == self._generation else self._of(str(generation))
@@ -259,7 +259,7 @@ class EngineMetrics:
             return
         known = ttft
         if reason is FinishReason.ABORT:
-            # Nobody knows how it would have ended; but what was broken before the client left stays broken.
+            # How it would have ended is unknown; but a target missed before the client left counts as missed.
             known = e2e if ttft is None else ttft
             if self._slo.judge(known, gaps, e2e):
                 return
@@ -297,7 +297,7 @@ class EngineMetrics:
 
     def _before_scrape(self) -> None:
         busy = self._current.value(names.BUSY_SECONDS)
-        # A long step is not left out until it ends. A little late it would fall back by what the clocks differ: never.
+        # A running step counts already. The maximum keeps the counter from falling when the step ends.
         busy.value = max(busy.value, self._busy + self._step_age())
         self._steps.publish()
 
@@ -315,7 +315,7 @@ class EngineMetrics:
             self._values[vllm.name].value += amount
 
     def _of(self, generation: str) -> DecisionSeries:
-        """The series of a generation, or of those that lived under several."""
+        """The series of a generation, made if missing; of requests under several generations for `MIXED`."""
         found = self._series.get(generation)
         if found is None:
             revision = MIXED if generation == MIXED else self._revision
@@ -332,7 +332,7 @@ class EngineMetrics:
                 self._table.drop(metric, lambda labels: labels[1] in gone)
 
     def _bear(self, metric: Metric) -> None:
-        """The series of a metric whose labels are all known at start."""
+        """Make the series of a metric if all its labels are known at the start."""
         base: tuple[str, ...]
         if metric.labels[:2] == names.VLLM_LABELS:
             base = (self._model, names.VLLM_ENGINE)
@@ -356,7 +356,7 @@ class EngineMetrics:
 
 
 def _single_targets(slo: SloSet) -> dict[str, SloSet]:
-    """For each target that is set, a set of it alone."""
+    """For each target that is set, an SLO set with just that target."""
     return {
         target: SloSet.from_dict({f"{target}_seconds": seconds, "itl_percentile": slo.itl_percentile})
         for target in TARGETS

@@ -1,4 +1,4 @@
-"""One generation's times and token counts: the one place that metrics, access log, traces and explain read."""
+"""One generation's times and token counts, as metrics, access log, traces and explain read them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headrace_engine.outputs import RequestProblem
 
 @dataclass(slots=True)
 class Siblings:
-    """The outputs of one prompt: `n` asked for, `ended` well so far, the `longest` of these in tokens."""
+    """The outputs of one prompt: `n` requested, `ended` well so far, and tokens of the `longest` of those."""
 
     n: int = 1
     ended: int = 0
     longest: int = 0
 
     def end(self, tokens: int) -> bool:
-        """One more ended; whether it was the last."""
+        """One more output ended well, with so many tokens; return whether it was the last."""
         self.ended += 1
         self.longest = max(self.longest, tokens)
         return self.ended == self.n
@@ -26,11 +26,11 @@ class Siblings:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GenerationRecord:
-    """The step thread writes it, any thread may read it. Times in seconds on the engine's monotonic clock.
+    """Written by the step thread, readable by any. Times are in seconds on the engine's monotonic clock.
 
     It outlives its request, so it holds no prompt, and no output unless `text` is a list. `index` is its number among
-    the generations of its call. `config_generation` is the one that it was queued under. `fresh` counts the tokens
-    that were computed for it the first time.
+    the generations of its call; `config_generation` the one that it was queued under; `fresh` the number of tokens
+    computed for it for the first time.
     """
 
     id: str
@@ -53,14 +53,14 @@ class GenerationRecord:
     fresh: int = 0
     reason: FinishReason | None = None
     problem: RequestProblem | None = None
-    text: list[str] | None = None  # a list where outputs are logged
+    text: list[str] | None = None  # a list if outputs are logged
     siblings: Siblings = field(default_factory=Siblings)
     _token_times: list[float] = field(default_factory=list)
     _reached: int = -1  # positions below it were computed, or found in the cache; -1 before the first plan
 
     @classmethod
     def of(cls, request: Request, *, index: int = 0, temperature: float = 0.0, top_p: float = 1.0) -> GenerationRecord:
-        """The record of a request that nothing has happened to yet."""
+        """The record of a new request."""
         return cls(
             id=request.request_id, arrival=request.arrival, prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.max_tokens, index=index, fork_of=request.fork_of, temperature=temperature, top_p=top_p,
@@ -78,7 +78,7 @@ class GenerationRecord:
         return times[-1] - times[-2] if len(times) > 1 else None
 
     def start(self, at: float, cached_tokens: int) -> None:
-        """The first chunk was planned at `at`, behind `cached_tokens` that were in the cache."""
+        """The first chunk was planned at `at`, after `cached_tokens` from the cache. Later calls are ignored."""
         if self.started is None:
             self.started, self.cached_tokens = at, cached_tokens
 
@@ -91,18 +91,18 @@ class GenerationRecord:
         self._token_times.append(now)
 
     def end(self, reason: FinishReason, now: float, problem: RequestProblem | None = None) -> None:
-        """It is over. The first end counts: of a stream that was cut, what its client was told."""
+        """It ended. Later calls are ignored: after a cut, the end that the client saw stays."""
         if self.reason is None:
             self.ended, self.problem = now, problem
             self.reason = reason
 
     def take_gaps(self) -> list[float]:
-        """All times between tokens, seconds. They are kept no longer: there is one for each token."""
+        """The seconds between successive tokens. The times are then dropped, as there is one per token."""
         times, self._token_times = self._token_times, []
         return [after - before for before, after in pairwise(times)]
 
     def computed(self, seq: ScheduledSeq) -> int:
-        """A step ran these rows; how many of them had been computed before."""
+        """A step ran these rows; return how many of them had been computed before."""
         start, rows = seq.start, len(seq.token_ids)
         reached, end = self._reached, start + rows
         if start == reached:  # as nearly always

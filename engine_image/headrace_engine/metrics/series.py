@@ -1,10 +1,10 @@
 """Counters, gauges and histograms of a metric table, cheap to update and to render.
 
-prometheus_client fixes a histogram's bounds when it is made, takes microseconds for a sample, and renders one line in
-ten; the step thread pays for the first, and everybody who waits for the interpreter for the second. Here a sample is
-an addition, the text of a line up to its value is made once, and the bounds belong to the series.
+prometheus_client fixes one set of bounds per histogram metric, takes microseconds per sample, which delays the step
+thread, and about ten per rendered line, which delays all threads through the GIL. Here a sample is an addition, the
+text of a line up to its value is made once, and each series has its own bounds.
 
-`lock` makes several samples appear at once: hold it while changing what belongs together.
+To make several changes visible at once, hold `lock` while making them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Labels = tuple[str, ...]
 
 
 class Value:
-    """A counter or a gauge."""
+    """The series of a counter or a gauge."""
 
     __slots__ = ("_head", "value")
 
@@ -36,16 +36,16 @@ class Value:
         self.value: float = 0
 
     def snapshot(self) -> float:
-        """What `lines` needs."""
+        """The current value, for `lines`."""
         return self.value
 
     def lines(self, value: float) -> Iterable[str]:
-        """The text of a snapshot."""
+        """The exposition line of a snapshot."""
         return (self._head + repr(value),)
 
 
 class Histogram:
-    """Counts by bucket, not cumulated; `bounds` are the upper ones, the infinite one left out."""
+    """Counts per bucket, not cumulative; `bounds` are the upper bounds without infinity."""
 
     __slots__ = ("_heads", "bounds", "counts", "sum")
 
@@ -61,30 +61,30 @@ class Histogram:
         ]
 
     def observe(self, value: float) -> None:
-        """One sample. A bound belongs to the bucket below it."""
+        """Add one sample. A value equal to a bound goes into the bucket that ends there."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Several samples."""
+        """Add several samples."""
         counts, bounds = self.counts, self.bounds
         for value in values:
             counts[bisect_left(bounds, value)] += 1
         self.sum += math.fsum(values)
 
     def snapshot(self) -> tuple[list[int], float]:
-        """What `lines` needs: counts and sum."""
+        """The current counts and sum, for `lines`."""
         return list(self.counts), self.sum
 
     def lines(self, snapshot: tuple[list[int], float]) -> Iterable[str]:
-        """The text of a snapshot; `_count` is the last bucket, so that the two always agree."""
+        """The exposition lines of a snapshot; `_count` equals the last bucket, as Prometheus requires."""
         counts, total = snapshot
         texts = [str(count) for count in accumulate(counts)]
         return map(str.__add__, self._heads, (*texts, texts[-1], repr(total)))
 
 
 class SeriesTable(Collector):
-    """Every series of some metrics. `before_scrape` is called, under the lock, before anything is read."""
+    """All series of some metrics. `before_scrape` is called under the lock before series are read."""
 
     def __init__(self, rows: Iterable[Row], *, before_scrape: Callable[[], None] = lambda: None) -> None:
         self.lock = threading.RLock()
@@ -99,7 +99,7 @@ class SeriesTable(Collector):
         self._before_scrape = before_scrape
 
     def value(self, row: Row, *labels: str) -> Value:
-        """The counter or gauge with these label values, born at 0."""
+        """The counter or gauge with these label values; a new one starts at 0."""
         family = self._values[row.name]
         found = family.get(labels)
         if found is None:
@@ -107,7 +107,7 @@ class SeriesTable(Collector):
         return found
 
     def histogram(self, row: Row, *labels: str, bounds: Sequence[float]) -> Histogram:
-        """The histogram with these label values, born empty; one that exists keeps the bounds that it has."""
+        """The histogram with these label values; a new one starts empty, an existing one keeps its bounds."""
         family = self._histograms[row.name]
         found = family.get(labels)
         if found is None:
@@ -115,15 +115,15 @@ class SeriesTable(Collector):
         return found
 
     def drop(self, row: Row, unwanted: Callable[[Labels], bool]) -> None:
-        """Forget the series whose label values are `unwanted`."""
+        """Remove the series whose label values are `unwanted`."""
         family: dict[Labels, Any] = self._histograms.get(row.name) or self._values.get(row.name) or {}
         with self.lock:
             for labels in [labels for labels in family if unwanted(labels)]:
                 del family[labels]
 
     def text(self) -> str:
-        """The exposition text, as of one moment."""
-        with self.lock:  # only for the copies: making the text takes longer than anybody should wait
+        """All series in Prometheus's text format, as of one moment."""
+        with self.lock:  # only while copying: rendering would hold up the step thread for too long
             self._before_scrape()
             copies = [(row, [(one, one.snapshot()) for one in self._all(row)]) for row in self._rows]
         lines: list[str] = []
@@ -135,7 +135,7 @@ class SeriesTable(Collector):
         return "\n".join(lines)
 
     def collect(self) -> Iterator[Metric]:
-        """The same as objects, for whoever asks the registry."""
+        """The same as prometheus_client's objects, for readers of the registry."""
         with self.lock:
             self._before_scrape()
             families = [self._family(row) for row in self._rows]

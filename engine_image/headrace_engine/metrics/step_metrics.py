@@ -1,4 +1,4 @@
-"""What steps cost: the step-time model beside the clock, and the share of the device's peaks that they used."""
+"""The cost of steps: predicted against measured time, and the share of the device's peaks that they used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headrace_core.sim.step_time import StepShape, StepTimeModel
 from headrace_engine.metrics.decision_series import DecisionSeries
 from headrace_engine.metrics.series import SeriesTable
 
-RECENT_SECONDS = 10.0  # of busy time, after which a step weighs 1/e in the utilisation gauges
+RECENT_SECONDS = 10.0  # of busy time, after which a step's weight in the utilisation gauges has fallen to 1/e
 
 
 class StepMetrics:
-    """Written under the table's lock, by the step thread."""
+    """Written by the step thread, under the table's lock."""
 
     def __init__(self, table: SeriesTable, model_name: str, cost_model: StepTimeModel) -> None:
         self.cost_model = cost_model
@@ -35,12 +35,12 @@ class StepMetrics:
         self._peak_bytes = table.value(names.PEAK_BYTES, model_name)
 
     def set_model(self, shape: ModelShape, peaks: Peaks) -> None:
-        """What the utilisations are computed from."""
+        """The model's shape and the device's peaks, from which utilisation is computed."""
         self._shape, self._peaks = shape, peaks
         self._peak_flops.value, self._peak_bytes.value = peaks.flops, peaks.read_bytes
 
     def observe(self, series: DecisionSeries, plan: StepPlan, seconds: float) -> None:
-        """A step ran."""
+        """A step succeeded after so many seconds: count its tokens, compare with the model, add to utilisation."""
         shape = StepShape.of(plan.seqs)
         self._count(series, shape)
         self._compare(series, shape, seconds)
@@ -48,7 +48,7 @@ class StepMetrics:
             self._utilise(series, plan, shape, seconds)
 
     def publish(self) -> None:
-        """Bring the gauges up to date."""
+        """Set the gauges, which are not kept up to date between scrapes."""
         for term, value in self.cost_model.coefficients.items():
             self._terms[term].value = value
         self._residuals["bias"].value, self._residuals["error"].value = self.cost_model.bias, self.cost_model.error

@@ -1,10 +1,10 @@
-"""RoPE that looks at the longest position of a call: pinned to the server's model length, or refused.
+"""RoPE types that depend on the longest position in a call: pinned to the server's model length, or refused.
 
-transformers chooses `longrope`'s factors and `dynamic`'s base anew in each call, by the largest position in it, so one
-long prompt would turn its neighbours' keys. Pinned, they are what transformers takes for a text of `max_model_len`
-tokens, whoever runs beside it: `longrope` has its short factors where max_model_len is at most the length that the
-model was first trained for and its long ones above; `dynamic` does not scale up to max_position_embeddings, and beyond
-it is refused. Whatever the type says, the outcome is checked: a position's rotation must not move with its neighbours.
+In each call, transformers chooses `longrope`'s factors and `dynamic`'s base by the largest position in it, so one long
+prompt would change the rotation of its neighbours' keys. Pinned, they are those that transformers uses for a text of
+`max_model_len` tokens, in any batch: `longrope` uses its short factors if max_model_len is at most the model's original
+training length, else its long ones; `dynamic` does not scale up to max_position_embeddings, and is refused beyond it.
+For every type the result is checked: the rotation of a position must not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ SOME = (0, 1, 5)
 
 
 def check_rope_length(module: Any, max_model_len: int) -> None:
-    """Raise `ModelError` with both numbers where the model's RoPE would scale with the text below `max_model_len`."""
+    """Raise `ModelError`, naming both lengths, if the model's RoPE would scale with texts up to `max_model_len`."""
     limit = getattr(module.config.get_text_config(), "max_position_embeddings", None)
     for _, part in _rotaries(module):
         if limit is not None and max_model_len > limit and any("dynamic" in kind for kind in _kinds(part).values()):
             raise ModelError(
                 f"{type(module).__name__} uses dynamic RoPE, whose rotation grows with the longest text beyond "
-                f"{limit} tokens (max_position_embeddings), so requests would disturb each other; --max-model-len "
+                f"{limit} tokens (max_position_embeddings), so requests would affect each other; --max-model-len "
                 f"{max_model_len} is above that: set it to at most {limit}, or give the model yarn RoPE in config.json"
             )
 
 
 def pin_rope(module: Any, max_model_len: int) -> None:
-    """Fix every rotation of `module` for texts of at most `max_model_len` tokens. May be called again. `ModelError`."""
+    """Fix every rotation of `module` for texts up to `max_model_len` tokens. Can be repeated. Raises `ModelError`."""
     check_rope_length(module, max_model_len)
     for name, part in _rotaries(module):
         kinds = _kinds(part)
@@ -53,7 +53,7 @@ def _rotaries(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _kinds(part: Any) -> dict[str | None, str]:
-    """RoPE type by layer type; by None where all layers share it. What the model came with, also once pinned."""
+    """The model's original RoPE type by layer type, even once pinned; the key is None if all layers share it."""
     found = getattr(part, "headrace_kinds", None) or part.rope_type
     return dict(found) if isinstance(found, Mapping) else {None: found}
 
@@ -83,7 +83,7 @@ def _refuse_if_neighbours_matter(module: Any, name: str, *, part: Any, max_model
             together = _rotate(part, (*own, max_model_len - 1), layer_type)
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, StopIteration) as error:
             if not _is_by_call(kind):
-                continue  # an unusual signature, but nothing that depends on the call
+                continue  # an unusual signature, but not a type that depends on the call
             raise ModelError(
                 f"{type(module).__name__} uses {kind} RoPE in a form that headrace cannot pin ({name}: {error}). "
                 "Use another model, or report the architecture"
@@ -92,7 +92,7 @@ def _refuse_if_neighbours_matter(module: Any, name: str, *, part: Any, max_model
             limit = _original_length(module)
             advice = f"set --max-model-len to at most {limit}, or use another model" if limit else "use another model"
             raise ModelError(
-                f"{type(module).__name__} turns a request's positions by the longest text beside it ({kind} RoPE, "
+                f"{type(module).__name__} rotates a request's positions by the longest text in its batch ({kind} RoPE, "
                 f"{name}) at max_model_len {max_model_len}: {advice}"
             )
 

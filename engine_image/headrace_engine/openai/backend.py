@@ -1,4 +1,4 @@
-"""What the routes need of one engine beside its loop: prompts, grammars, tool calls, spelling of tokens."""
+"""What the routes need of one engine besides its loop: prompts, grammars, tool calls, texts of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AUTO = "auto"
 
 
 class Backend:
-    """Made with the first call; used by the event loop."""
+    """Made at the first call. Used by the event loop only."""
 
     def __init__(self, engine: Engine, *, tool_call_parser: str = AUTO) -> None:
         model = engine.model
@@ -36,12 +36,12 @@ class Backend:
         self._texts: TokenTexts | None = None
 
     def texts(self) -> TokenTexts:
-        """The spelling of tokens."""
+        """The texts of single tokens, made on first use."""
         self._texts = self._texts or TokenTexts(self.engine.model.tokenizer)
         return self._texts
 
     def check(self, body: GenerationBody) -> None:
-        """What depends on the model. Raises `ApiError` 400."""
+        """Check the fields that depend on the model. Raises `ApiError` 400."""
         self.prompts.check_ids(body.stop_token_ids or (), param="stop_token_ids")
         self.prompts.check_ids(tuple(body.biases), param="logit_bias")
         if isinstance(body, ChatBody) and body.choice_of_tools == "auto" and self._knows_tools():
@@ -55,7 +55,7 @@ class Backend:
         return await self.executors.run(lambda: self._compile(constraint), executor=Executor.GRAMMAR)
 
     def tool_parser(self, body: GenerationBody) -> Callable[[], ToolParser] | None:
-        """What makes a parser for each choice of a chat, if it may call tools."""
+        """A factory of one parser per choice, or None if the body cannot lead to tool calls."""
         if not isinstance(body, ChatBody) or (choice := body.choice_of_tools) == "none":
             return None
         if choice == "auto":
@@ -65,7 +65,7 @@ class Backend:
         return lambda: forced_parser(name)
 
     def hides_special(self, body: GenerationBody) -> bool:
-        """Whether marks stay out of the text: not where the client wants them, or a tool call is one."""
+        """Whether special tokens stay out of the text; not if the client asks for them or they announce tool calls."""
         if not (isinstance(body, ChatBody) and body.choice_of_tools == "auto"):
             return body.skip_special_tokens
         marks = self.engine.model.tokenizer.all_special_tokens

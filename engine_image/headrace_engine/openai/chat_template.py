@@ -1,4 +1,4 @@
-"""The model's own chat template: what it knows, and messages rendered by it."""
+"""The model's own chat template: which variables it reads, and rendering messages with it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from headrace_engine.http.errors import invalid
 from headrace_engine.openai.messages import ChatMessage, Tool
 
-# What the renderer sets itself.
+# Variables that the renderer sets itself.
 RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages", "kwargs"}
 SHOWN_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a template renders. `add_generation_prompt` None: unless the last message is to be continued."""
+    """What a template renders. `add_generation_prompt` None means: unless the last message is to be continued."""
 
     messages: Sequence[ChatMessage]
     tools: Sequence[Tool] = ()
@@ -36,14 +36,14 @@ class Conversation:
 
     @property
     def size(self) -> int:
-        """Characters, about."""
+        """About how many characters the rendered text will have."""
         said = sum(len(message.text or "") for message in self.messages)
         called = sum(len(call.function.arguments) for message in self.messages for call in message.tool_calls or ())
         return said + called + sum(256 + len(tool.function.description or "") for tool in self.tools)
 
 
 class ChatTemplate:
-    """The template of a tokenizer that has one. Rendering is slow work."""
+    """The chat template of a tokenizer, if it has one. Rendering is slow: run it in an executor."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -51,11 +51,11 @@ class ChatTemplate:
 
     @property
     def exists(self) -> bool:
-        """Whether the model has one."""
+        """Whether the model has a chat template."""
         return bool(getattr(self._tokenizer, "chat_template", None))
 
     def source(self, *, tools: bool) -> str:
-        """The text of the template; some models have another one for tools. Raises `ApiError` 400 without one."""
+        """The template's source; some models have a different one for tools. Raises `ApiError` 400 if there is none."""
         if not self.exists:
             raise invalid(
                 "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
@@ -74,15 +74,15 @@ class ChatTemplate:
         return variable in self._names[source]
 
     def check(self, talk: Conversation) -> None:
-        """Refuse what the template would drop without a word. Raises `ApiError` 400."""
+        """Refuse what the template would silently drop, or what the server sets. Raises `ApiError` 400."""
         if talk.tools and not self.knows("tools", tools=True):
             raise invalid(
-                "this model's chat template knows no tools: leave tools out, or serve a model trained for them",
+                "this model's chat template does not support tools: leave tools out, or serve a model trained for them",
                 param="tools", code="unsupported_parameter",
             )  # fmt: skip
         if "reasoning_effort" in talk.variables and not self.knows("reasoning_effort", tools=bool(talk.tools)):
             raise invalid(
-                "this model's chat template knows no reasoning_effort: leave it out",
+                "this model's chat template does not read reasoning_effort: leave it out",
                 param="reasoning_effort", code="unsupported_parameter",
             )  # fmt: skip
         taken = sorted(RESERVED.intersection(talk.variables))
@@ -115,7 +115,7 @@ class ChatTemplate:
 
 
 def _names(source: str) -> frozenset[str]:
-    """Names in the template's code, not in its text. Only the lexer: tags of extensions need not be known."""
+    """Names in the template's code, not in its text. Uses only the lexer, so unknown extension tags do no harm."""
     try:
         return frozenset(value for _, kind, value in Environment().lex(source) if kind == "name")  # noqa: S701
     except TemplateError:

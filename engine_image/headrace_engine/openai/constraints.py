@@ -1,4 +1,4 @@
-"""What a body says about the form of the text: the grammar to compile, and the field that asks for it. Pure."""
+"""The constraint that a body puts on its output: what to compile to a grammar, and the field that asks for it. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace_engine.openai.tool_grammar import forced_schema
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """`kind` is json_schema, json_object, regex or choice; `param` the field that it comes from."""
+    """`kind` is json_schema, json_object, regex or choice; `value` its definition; `param` the field that gave it."""
 
     kind: str
     value: Any
@@ -25,16 +25,16 @@ class Constraint:
 
 
 def constraint_of(body: GenerationBody) -> Constraint | None:
-    """The one constraint of a body. Raises `ApiError` 400 if there are several, or one that is empty."""
+    """The one constraint of a body, or None. Raises `ApiError` 400 for several, or an empty one."""
     found = [item for item in (*_formats(body), *_structured(body), *_guided(body), *_forced(body)) if item is not None]
     if len(found) > 1:
         names = ", ".join(item.param for item in found)
         raise invalid(
-            f"{names} all constrain the text: give one of them", param=found[1].param, code="conflicting_parameters"
+            f"{names} each constrain the text: give only one", param=found[1].param, code="conflicting_parameters"
         )
     if found and found[0].param == "response_format" and isinstance(body, ChatBody) and body.choice_of_tools == "auto":
         raise invalid(
-            "response_format forces JSON from the first character on, so that no tool could be called: leave one out, "
+            "response_format forces JSON from the first character on, so no tool could be called: leave one out, "
             "or set tool_choice", param="response_format", code="conflicting_parameters",
         )  # fmt: skip
     return found[0] if found else None

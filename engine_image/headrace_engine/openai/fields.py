@@ -1,4 +1,4 @@
-"""What all request bodies share: strict models, checked field types, strict JSON, errors that name the field."""
+"""Shared by all request bodies: strict models, checked field types, strict JSON, errors that name the field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_CHOICES = 128  # prompts times n
 MAX_TOOLS = 128
 SHOWN_CHARS = 60
 
-# Where a field has alternatives, the message of one of them would mislead.
+# For fields that accept several types: pydantic's message would be about only one of them.
 UNION_MESSAGES = {
     "stop": "must be a string or a list of strings",
     "content": "must be a string or a list of parts of type text",
@@ -65,7 +65,7 @@ StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_IDS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)]
-# Fields with a default of their own: null is the same as leaving them out, and is dropped before the models see it.
+# Fields with their own defaults: null is the same as leaving them out, and is dropped before the models see it.
 Flag = Annotated[bool, WithJsonSchema({"type": ["boolean", "null"]})]
 Count = Annotated[int, Field(ge=0, lt=2**31), WithJsonSchema({"type": ["integer", "null"], "minimum": 0})]
 Priority = Annotated[
@@ -76,9 +76,9 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Raises `ApiError` 400: no JSON, NaN, a lone surrogate, more than 200 levels.
+    """The JSON object in a body. Raises `ApiError` 400: not JSON, NaN, a lone surrogate, more than 200 levels.
 
-    The parser is quick (a megabyte of text in a tenth of a millisecond) but keeps the interpreter to itself meanwhile.
+    The parser is fast (0.1 ms for a megabyte of text) but holds the GIL while it runs.
     """
     try:
         values = from_json(raw, allow_inf_nan=False)
@@ -90,10 +90,10 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def _advice(raw: bytes) -> str:
-    """What a body that is not JSON most likely has wrong."""
+    """A hint at what is most likely wrong with a body that is not JSON; may be empty."""
     if _LONE_SURROGATE.search(raw) or not _is_utf8(raw):
         return " (is it a lone surrogate, half a character? Send valid Unicode)"
-    return " (NaN and Infinity are no JSON numbers)" if b"NaN" in raw or b"Infinity" in raw else ""
+    return " (NaN and Infinity are not JSON numbers)" if b"NaN" in raw or b"Infinity" in raw else ""
 
 
 def _is_utf8(raw: bytes) -> bool:
@@ -105,16 +105,16 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def raise_first(error: ValidationError, values: object) -> NoReturn:
-    """Answer the most telling problem of `error`, found in `values`, with its field's path. Raises `ApiError` 400."""
+    """Raise `ApiError` 400 for the most specific problem of `error`, with the path of its field in `values`."""
     details = error.errors(include_url=False, include_context=False)
     paths = [_path(item, values) for item in details]
-    # Of a union's alternatives the one that came deepest is what the client meant; a wrong type says the least.
+    # Of a union's alternatives, the one that got deepest is likely the one meant; a wrong type says the least.
     deepest = max(range(len(details)), key=lambda at: (len(paths[at]), not details[at]["type"].endswith("_type"), -at))
     raise problem(details[deepest], paths[deepest]) from error
 
 
 def problem(item: ErrorDetails, path: Sequence[str | int]) -> ApiError:
-    """The answer to one of pydantic's errors."""
+    """One of pydantic's errors as a 400 with OpenAI's code."""
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     name = str(path[0]) if path else None
     kind = item["type"]
@@ -128,7 +128,7 @@ def problem(item: ErrorDetails, path: Sequence[str | int]) -> ApiError:
 
 
 def _path(item: ErrorDetails, values: object) -> list[str | int]:
-    # A union adds a segment for the alternative that it tried: only what leads through the body is a person's.
+    # A union adds a segment for the alternative that it tried: keep only segments that exist in the body.
     path: list[str | int] = []
     for at, part in enumerate(item["loc"]):
         places = range(len(values)) if isinstance(values, list) else values if isinstance(values, dict) else ()

@@ -1,4 +1,4 @@
-"""From a checked body and its prompts to what the engine is given, and to what the answer looks like."""
+"""From a checked body and its prompts to the engine's requests and the shape of the answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace_engine.text.token_text import TokenTexts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What one call asks of the engine. `budgets` has the output tokens of each prompt."""
+    """What one call asks of the engine. `budgets` has the most output tokens for each prompt."""
 
     call_id: str
     model: str
@@ -43,7 +43,7 @@ class GenerationRequest:
 
     @property
     def logprobs(self) -> int | None:
-        """How many of the likeliest tokens are told at each place, None for no scores."""
+        """How many of the likeliest tokens to report at each output position, None for no scores."""
         if isinstance(self.body, ChatBody):
             return (self.body.top_logprobs or 0) if self.body.logprobs else None
         return self.body.logprobs if isinstance(self.body, CompletionBody) else None
@@ -55,13 +55,13 @@ class GenerationRequest:
 
     @property
     def prompt_scores(self) -> int | None:
-        """How many of the likeliest tokens to score at each place of the prompt."""
+        """How many of the likeliest tokens to report at each prompt position, None for no scores."""
         wanted = [self.body.prompt_logprobs, self.logprobs if self.echoes else None]
         return max((top for top in wanted if top is not None), default=None)
 
 
 def response_spec(request: GenerationRequest, texts: Callable[[], TokenTexts]) -> ResponseSpec:
-    """What the answer looks like. `texts` is slow the first time, and called only if tokens are spelled out."""
+    """The shape of the answer. `texts` is slow the first time, and called only if the answer names tokens."""
     body = request.body
     options = body.stream_options
     is_chat = isinstance(body, ChatBody)
@@ -90,7 +90,7 @@ def response_spec(request: GenerationRequest, texts: Callable[[], TokenTexts]) -
 def live_requests(
     request: GenerationRequest, engine: Engine, sink: EventSink, *, hides_special: bool
 ) -> list[LiveRequest]:
-    """One for each sample of each prompt; further samples of a prompt are forks of its first. Raises `ApiError` 400."""
+    """One per sample of each prompt; a prompt's later samples are forks of its first. Raises `ApiError` 400."""
     made = []
     for at, (prompt, budget) in enumerate(zip(request.prompts, request.budgets, strict=True)):
         if request.body.min_tokens > budget:

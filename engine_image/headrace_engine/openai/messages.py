@@ -1,4 +1,4 @@
-"""Messages and tools of a chat, and the form in which chat templates read them."""
+"""Messages and tools of a chat, and the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_MESSAGES = 4096
 
 
 class TextPart(Strict):
-    """A piece of a message. Only text: no model here sees images or hears sound."""
+    """A piece of a message. Only text: images and audio are not supported."""
 
     type: Literal["text"]
     text: str
 
 
 class CalledFunction(Strict):
-    """What an assistant called; `arguments` is JSON as the model wrote it."""
+    """The function that an assistant called; `arguments` is JSON as the model wrote it."""
 
     name: str
     arguments: str
@@ -33,10 +33,10 @@ class ToolCall(Strict):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # clients that put a stream together leave it in
+    index: int | None = None  # left in by clients that reassemble a stream
 
     def for_template(self) -> dict[str, Any]:
-        """Templates print the arguments as JSON themselves, so they get the object."""
+        """The call with its arguments as an object: templates turn them into JSON themselves."""
         function = {"name": self.function.name, "arguments": _object_or_text(self.function.arguments)}
         return {"type": "function", "function": function} | ({"id": self.id} if self.id else {})
 
@@ -52,14 +52,14 @@ def _object_or_text(arguments: str) -> dict[str, Any] | str:
 
 
 class MessageProblem(NamedTuple):
-    """What is wrong between the fields of a message, with the code of its error."""
+    """How the fields of a message contradict each other, with OpenAI's error code."""
 
     message: str
     code: str = "invalid_value"
 
 
 class ChatMessage(Strict):
-    """One turn. An assistant's may have `tool_calls` in place of content; a tool's answers one of them."""
+    """One turn. An assistant's may have `tool_calls` instead of content; a tool's answers one of those calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -75,13 +75,13 @@ class ChatMessage(Strict):
 
     @property
     def text(self) -> str | None:
-        """The content, its parts joined by a line break each."""
+        """The content as one string; parts are joined by line breaks."""
         if self.content is None or isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content)
 
     def problem(self) -> MessageProblem | None:
-        """What is wrong between the fields."""
+        """The first contradiction between the fields, or None."""
         if self.tool_calls is not None and self.role != "assistant":
             return MessageProblem("tool_calls belong to role assistant")
         if self.tool_call_id is not None and self.role != "tool":
@@ -91,7 +91,7 @@ class ChatMessage(Strict):
         return None
 
     def for_template(self, *, knows_developer: bool) -> dict[str, Any]:
-        """The form that chat templates read. Most know only `system` for a developer's instructions."""
+        """The form that chat templates read. Role `developer` becomes `system` unless the template knows it."""
         role = "system" if self.role == "developer" and not knows_developer else self.role
         message: dict[str, Any] = {"role": role, "content": self.text or ""}
         optional = {
@@ -113,25 +113,25 @@ class FunctionSpec(Strict):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        """JSON schema of the arguments."""
+        """JSON schema of the arguments; without `parameters`, of an empty object."""
         return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Tool(Strict):
-    """A tool: only functions."""
+    """A tool. Functions are the only type."""
 
     type: Literal["function"]
     function: FunctionSpec
 
     def for_template(self) -> dict[str, Any]:
-        """The form that chat templates print; `strict` is not a part of what models were trained on."""
+        """The form that chat templates print, without `strict`, which models were not trained on."""
         given = {"name": self.function.name, "description": self.function.description}
         given |= {"parameters": self.function.parameters}  # type: ignore[dict-item]
         return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
 
 
 class ChosenName(Strict):
-    """The function that a call must be of."""
+    """The name of the function that must be called."""
 
     name: str
 
@@ -147,6 +147,6 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 
 def doubled(tools: Sequence[Tool]) -> str | None:
-    """A name that two tools have."""
+    """The first name that two tools share, or None."""
     names = [tool.function.name for tool in tools]
     return next((name for at, name in enumerate(names) if name in names[:at]), None)

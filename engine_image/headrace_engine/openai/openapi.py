@@ -1,4 +1,4 @@
-"""`/openapi.json`: what the serving port understands, from the models that read it."""
+"""`/openapi.json`: the serving port's API, generated from the models that parse request bodies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headrace_engine.version import VERSION
 REF = "#/components/schemas/"
 Json = dict[str, Any]
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
-# Answers of the routes beside OpenAI's: path, content type, schema, whether 503 says that the server is not well.
+# Routes besides OpenAI's: path, content type, schema, whether 503 means that the server is not well, description.
 OWN = (
-    ("/health", "application/json", "Health", True, "Whether calls should come here: vLLM's name of /health/ready."),
+    ("/health", "application/json", "Health", True, "Whether calls should come here: vLLM's name for /health/ready."),
     ("/health/live", "application/json", "Health", True, "Whether the process is alive; 503: restart it."),
     ("/health/ready", "application/json", "Health", True, "Whether calls should come here."),
     ("/health/startup", "application/json", "Health", True, "Whether the model is loaded."),
     ("/ping", "application/json", "Health", True, "The same as /health, for platforms that ask for this name."),
-    ("/metrics", "text/plain", None, False, "Metrics in Prometheus' text form."),
+    ("/metrics", "text/plain", None, False, "Metrics in Prometheus's text format."),
     ("/version", "application/json", "Version", False, "Versions of the server and its libraries."),
     ("/openapi.json", "application/json", None, False, "This document."),
 )
@@ -36,7 +36,7 @@ ERRORS: Mapping[int, str] = {
     413: "The body is too large.",
     429: "The queue is full; try again after `Retry-After` seconds.",
     500: "The request failed in the engine.",
-    503: "The model is loading, or the server shuts down; try again after `Retry-After` seconds.",
+    503: "The model is loading, or the server is shutting down; try again after `Retry-After` seconds.",
 }
 WITH_RETRY_AFTER = frozenset({429, 503})
 
@@ -52,7 +52,7 @@ def openapi_route(*, guarded: bool) -> Route:
 
 @functools.cache
 def document(*, guarded: bool) -> Json:
-    """The OpenAPI document."""
+    """The OpenAPI 3.1 document, made once."""
     bodies = [(each.body, "validation") for each in OPERATIONS if each.body is not None]
     _, made = models_json_schema(bodies, ref_template=REF + "{model}")  # type: ignore[arg-type]
     schemas = made.get("$defs", {}) | ANSWERS
@@ -79,7 +79,7 @@ def document(*, guarded: bool) -> Json:
 
 
 def _accept_null(schema: Json) -> None:
-    """A client may send null for what it leaves out."""
+    """Let `schema` accept null for each optional field: clients may send it instead of leaving the field out."""
     required = schema.get("required", ())
     for name, field in schema["properties"].items():
         if name not in required and "type" in field and field["type"] != "null":

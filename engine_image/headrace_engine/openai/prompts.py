@@ -1,4 +1,4 @@
-"""From a request's body to token ids: tokenizing, chat template, and every check on length and vocabulary."""
+"""From a request's body to token ids: tokenizing, the chat template, and all checks on length and vocabulary."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headrace_engine.openai.schema import ChatBody, CompletionBody
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as the engine takes it; `text` only where it is echoed."""
+    """A prompt as the engine takes it; `text` is set only if it is echoed."""
 
     ids: tuple[int, ...]
     text: str = ""
 
 
 class Prompts:
-    """Tokenizes beside the event loop, so that no stream stalls. Every method raises `ApiError` 400."""
+    """Tokenizes outside the event loop, so that streams do not stall. Every method raises `ApiError` 400."""
 
     def __init__(self, tokenizer: Any, executors: Executors, *, vocab_size: int, max_model_len: int) -> None:
         self.template = ChatTemplate(tokenizer)
@@ -32,7 +32,7 @@ class Prompts:
         self._executors = executors
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
-        """Each prompt of a completion."""
+        """The prompts of a completion, in order."""
         prompts = body.prompts()
         if not prompts or any(len(prompt) == 0 for prompt in prompts):
             raise invalid("prompt is empty: give at least one character or token", param="prompt", code="empty_prompt")
@@ -42,7 +42,7 @@ class Prompts:
             if isinstance(prompt, str):
                 ids = await self.encode(prompt, special=body.add_special_tokens)
                 if not ids:
-                    raise invalid("prompt holds no token: give some text", param="prompt", code="empty_prompt")
+                    raise invalid("prompt has no tokens: give some text", param="prompt", code="empty_prompt")
                 made.append(Prompt(ids, prompt if body.echo else ""))
             else:
                 self.check_ids(prompt, param="prompt")
@@ -51,7 +51,7 @@ class Prompts:
         return made
 
     async def of_chat(self, body: ChatBody) -> Prompt:
-        """A conversation in the model's own chat template."""
+        """The prompt that the model's chat template makes of a conversation."""
         check_choices(1, body.choices)
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
@@ -67,7 +67,7 @@ class Prompts:
         return Prompt(ids)
 
     async def of_conversation(self, talk: Conversation, *, special: bool = False) -> tuple[int, ...]:
-        """Token ids of a conversation. A template writes special tokens itself."""
+        """Token ids of a conversation. `special` is for tokens that the template does not write itself."""
         self.template.check(talk)
         text = await self._executors.run_sized(lambda: self.template.render(talk), size=talk.size)
         return await self.encode(text, special=special)
@@ -88,7 +88,7 @@ class Prompts:
         return await self._executors.run_sized(work, size=len(ids))
 
     async def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The tokenizer's own spelling of each token."""
+        """The tokenizer's internal spelling of each token."""
 
         def work() -> list[str]:
             return [piece or "" for piece in self._tokenizer.convert_ids_to_tokens(list(ids))]
@@ -106,9 +106,9 @@ class Prompts:
         )  # fmt: skip
 
     def budget(self, prompt: Sequence[int], wanted: int | None, *, default: int | None, param: str, limit: str) -> int:
-        """Output tokens for a prompt: as wanted, else `default`, else what the context leaves.
+        """The most output tokens for a prompt: as wanted, else `default`, else what the context leaves.
 
-        `param` names the prompt's field, `limit` that of `wanted`.
+        In errors, `param` is the field of the prompt and `limit` the field of `wanted`.
         """
         left = self.max_model_len - len(prompt)
         if left < 1:
@@ -128,7 +128,7 @@ class Prompts:
         return wanted
 
     def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        # Without masks: with them, the tokenizer would hold up all other threads for as long as it makes them.
+        # Without masks: making them would hold the GIL, and so stall all other threads.
         made = self._tokenizer(
             text, add_special_tokens=special, verbose=False, return_attention_mask=False, return_token_type_ids=False
         )
@@ -136,7 +136,7 @@ class Prompts:
 
 
 def check_choices(prompts: int, samples: int) -> None:
-    """A call may not start more generations than `MAX_CHOICES`. Raises `ApiError` 400."""
+    """Refuse a call that would start more than `MAX_CHOICES` generations. Raises `ApiError` 400."""
     if prompts * samples > MAX_CHOICES:
         many = f"{prompts} prompts with n {samples}" if prompts > 1 else f"n {samples}"
         raise invalid(

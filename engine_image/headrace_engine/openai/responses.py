@@ -18,7 +18,7 @@ from headrace_engine.text.token_text import TokenTexts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseSpec:
-    """What the answer to one call looks like. Choice `p * samples + k` is sample k of prompt p."""
+    """The shape of the answer to one call. Choice `p * samples + k` is sample k of prompt p."""
 
     id: str
     created: int
@@ -36,7 +36,7 @@ class ResponseSpec:
     stop_token_ids: frozenset[int] = frozenset()  # the client's own
     new_parser: Callable[[], ToolParser] | None = None
     max_calls: int | None = None
-    texts: TokenTexts | None = None  # where any token is spelled out
+    texts: TokenTexts | None = None  # set if the answer names any token
 
     @property
     def generations(self) -> int:
@@ -45,21 +45,21 @@ class ResponseSpec:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the scores of the prompt are shown."""
+        """Whether the answer shows the scores of the prompt."""
         return self.prompt_logprobs is not None or (self.echo and self.logprobs is not None)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts; samples share theirs."""
+        """Tokens of all prompts; samples share their prompt, so it counts once."""
         return sum(len(prompt.ids) for prompt in self.prompts)
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """What every body and chunk begins with."""
+        """The fields that every body or chunk begins with."""
         kind = "chat.completion" + (".chunk" if chunk else "") if self.is_chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def usage_of(self, output_tokens: int, *, cached: int | None = None) -> dict[str, Any]:
-        """OpenAI's usage block; `cached` of the prompts' tokens were in the prefix cache."""
+        """OpenAI's usage block; `cached` prompt tokens were in the prefix cache."""
         output = output_tokens if self.generates else 0
         prompt = self.num_prompt_tokens
         usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
@@ -67,7 +67,7 @@ class ResponseSpec:
 
 
 class ChoiceWriter:
-    """One choice: the engine's events in, choices of chunks, or the choice of a whole body, out."""
+    """Turns the engine's events for one choice into the choices of chunks, or into the choice of a whole body."""
 
     def __init__(self, spec: ResponseSpec, index: int) -> None:
         self._spec = spec
@@ -79,7 +79,7 @@ class ChoiceWriter:
         self._scores = CompletionScores(spec.texts, top=spec.logprobs or 0) if has_scores and spec.texts else None
 
     def first(self, scored: PromptScored | None) -> dict[str, Any] | None:
-        """The choice of the chunk before any text, if there is one: the role, or the prompt."""
+        """The choice of the chunk that precedes any text (the role, or the prompt), or None."""
         spec = self._spec
         if spec.is_chat:
             return self._choice() | {"delta": {"role": "assistant", "content": ""}}
@@ -91,7 +91,7 @@ class ChoiceWriter:
         return choice | ({"prompt_token_ids": self._prompt.ids, "token_ids": []} if spec.token_ids else {})
 
     def more(self, event: Delta | Done) -> list[dict[str, Any]]:
-        """The choices of the chunks for an event: at least one, unless tools are being read."""
+        """The choices of the chunks for an event: at least one, unless a tool call is being read."""
         choice = self._choice() | {"logprobs": self._logprobs(event)} | self._token_ids(event)
         if self._parser is not None:
             choices = self._tool_chunks(choice, event)
@@ -104,7 +104,7 @@ class ChoiceWriter:
         return choices
 
     def whole(self, done: Done, scored: PromptScored | None) -> dict[str, Any]:
-        """The choice of a body. `done` has all text, tokens and scores."""
+        """The choice of a body. `done` must hold all text, tokens and scores."""
         spec = self._spec
         choice = self._choice() | self._token_ids(done)
         if spec.is_chat:
@@ -205,7 +205,7 @@ def prompt_logprobs(spec: ResponseSpec, prompt: Prompt, scored: PromptScored) ->
 
 
 def whole_body(spec: ResponseSpec, ends: Sequence[Done], scored: Sequence[PromptScored | None]) -> dict[str, Any]:
-    """The body of a call that does not stream: each choice's whole, each prompt's scores."""
+    """The body of a call that does not stream. `ends` has one `Done` per choice, `scored` one entry per prompt."""
     choices = [ChoiceWriter(spec, at).whole(done, scored[at // spec.samples]) for at, done in enumerate(ends)]
     cached = sum(done.cached_tokens for done in ends[:: spec.samples])
     body = spec.head(chunk=False) | {

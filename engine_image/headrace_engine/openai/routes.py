@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, and of vLLM's for tokens, over the engine loop."""
+"""The routes of OpenAI's API, and vLLM's `/tokenize` and `/detokenize`, over the engine loop."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ T = TypeVar("T", bound=Strict)
 
 
 class Operation(NamedTuple):
-    """One route as `/openapi.json` describes it."""
+    """One route, for the router and for `/openapi.json`."""
 
     method: str
     path: str
     body: type[BaseModel] | None
-    result: str  # the schema of what is answered, in `openapi.ANSWERS`
+    result: str  # the answer's schema, a key of `openapi.ANSWERS`
     about: str
 
 
@@ -75,7 +75,7 @@ class OpenAiApi:
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
-        # Names of models have slashes.
+        # Model names contain slashes.
         self.routes = [
             Route(each.path.replace("{name}", "{name:path}"), handlers[each.path], methods=[each.method])
             for each in OPERATIONS
@@ -130,7 +130,7 @@ class OpenAiApi:
             if not body.stream:
                 whole = await streaming.unless_gone(request, streaming.collect(*answer))
                 return Response(status_code=CLIENT_CLOSED) if whole is None else _body(whole)
-            # From here on the stream owns both: it ends them however it ends.
+            # From here on the stream owns the resources: it closes them however it ends.
             return OwningStream(streaming.stream(*answer), stack.pop_all())
 
     async def _generation_request(self, backend: Backend, body: GenerationBody, arrival: float) -> GenerationRequest:
@@ -145,7 +145,7 @@ class OpenAiApi:
             wanted, limit, default = body.max_tokens, "max_tokens", DEFAULT_COMPLETION_TOKENS
         budget = functools.partial(backend.prompts.budget, wanted=wanted, default=default, param=param, limit=limit)
         budgets = tuple(budget(prompt.ids) for prompt in prompts)
-        # A request without a seed gets one of its own, so that two equal requests differ, as people expect.
+        # A request without a seed gets a new one, so that two equal requests differ, as people expect.
         own = f"{backend.engine.config.seed}-{next(self._ordinal)}"
         return GenerationRequest(
             call_id=("chatcmpl-" if isinstance(body, ChatBody) else "cmpl-") + uuid.uuid4().hex,

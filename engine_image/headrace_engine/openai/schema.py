@@ -1,4 +1,4 @@
-"""The request bodies that are understood. What would change the answer and is not built is refused by name."""
+"""The request bodies. Fields that would change the answer but are not supported are refused by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headrace_engine.openai.messages import (
     doubled,
 )
 
-# Fields of OpenAI's API that are not built, with the values that ask for nothing.
+# Fields of OpenAI's API that are not supported, with the values that have no effect.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",),
     "functions": ([],),
@@ -45,7 +45,7 @@ PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a l
 
 
 def _prompt_form(value: object) -> str | None:
-    """Which of the four forms; one look at the first entry, as a prompt may have a million of them."""
+    """Which of the four forms, judged by the first entry alone, as a prompt may have a million of them."""
     if isinstance(value, str):
         return "text"
     if not isinstance(value, list):
@@ -64,7 +64,7 @@ PromptField = Annotated[
 
 
 class StreamOptions(Strict):
-    """What a stream tells beside its text."""
+    """What a stream sends besides its text."""
 
     include_usage: bool | None = Field(default=None, description="End with an event that has the usage.")
     continuous_usage_stats: bool | None = Field(default=None, description="Usage so far in every event.")
@@ -97,7 +97,7 @@ class StructuredOutputs(Strict):
 
 
 class Accepted(Strict):
-    """Fields that never change the text: taken, and not used."""
+    """Fields that never change the text: accepted and ignored."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -168,12 +168,12 @@ class GenerationBody(Accepted):
             ) from error
 
     def check(self) -> None:
-        """What is between the fields. Raises `ApiError` 400."""
+        """Check fields against each other. Raises `ApiError` 400."""
         _ = self.biases
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options needs stream: true", param="stream_options", code="invalid_value")
         if self.stream and self.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs come only without stream", param="prompt_logprobs", code="invalid_value")
+            raise invalid("prompt_logprobs cannot be used with stream", param="prompt_logprobs", code="invalid_value")
 
 
 class CompletionBody(GenerationBody):
@@ -183,11 +183,11 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(default=None, ge=0, description="Default 16; 0 only with echo.")
     echo: bool | None = Field(default=None, description="Begin each answer with its prompt.")
     logprobs: int | None = Field(default=None, ge=0, le=fields.MAX_LOGPROBS)
-    best_of: int | None = Field(default=None, ge=1, description="Only as large as n.")
-    add_special_tokens: Flag = Field(default=True, description="Such as a BOS token before a prompt that is text.")
+    best_of: int | None = Field(default=None, ge=1, description="Must equal n.")
+    add_special_tokens: Flag = Field(default=True, description="Add tokens such as BOS to prompts given as text.")
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, one by one."""
+        """The prompts as a list, even if there is only one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
@@ -195,12 +195,12 @@ class CompletionBody(GenerationBody):
         return self.prompt  # type: ignore[return-value]
 
     def check(self) -> None:
-        """What is between the fields. Raises `ApiError` 400."""
+        """Check fields against each other. Raises `ApiError` 400."""
         super().check()
         if self.best_of is not None and self.best_of != self.choices:
             raise invalid(
                 f"best_of {self.best_of} with n {self.choices}: answers are not ranked here; leave best_of out, "
-                "or ask for more by n", param="best_of", code="unsupported_parameter",
+                "or raise n", param="best_of", code="unsupported_parameter",
             )  # fmt: skip
         if self.max_tokens == 0 and not self.echo:
             raise invalid(
@@ -210,11 +210,11 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody):
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`: a conversation to continue."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = Field(default=None, ge=1, description="Default: what the context leaves.")
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="OpenAI's newer name of max_tokens.")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="OpenAI's newer name for max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=fields.MAX_LOGPROBS, description="Needs logprobs: true.")
     tools: Annotated[list[Tool], Field(max_length=fields.MAX_TOOLS)] | None = None
@@ -222,9 +222,9 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = Field(default=None, description="false: at most one call. Default true.")
     chat_template_kwargs: JsonObject | None = Field(default=None, description="Variables of the chat template.")
     add_generation_prompt: bool | None = Field(default=None, description="Default: not continue_final_message.")
-    continue_final_message: Flag = Field(default=False, description="Go on with the last message.")
+    continue_final_message: Flag = Field(default=False, description="Continue the last message.")
     reasoning_effort: str | None = Field(default=None, description="For chat templates that know it.")
-    prediction: Any = Field(default=None, description="Accepted, and not used.")
+    prediction: Any = Field(default=None, description="Accepted and ignored.")
 
     @property
     def wanted_tokens(self) -> tuple[int | None, str]:
@@ -241,7 +241,7 @@ class ChatBody(GenerationBody):
         return "auto" if self.tool_choice is None else self.tool_choice
 
     def check(self) -> None:
-        """What is between the fields. Raises `ApiError` 400."""
+        """Check fields against each other. Raises `ApiError` 400."""
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
@@ -274,7 +274,7 @@ class Talk(Protocol):
 
 
 def check_conversation(body: Talk, messages: list[ChatMessage]) -> None:
-    """What is between the fields of messages, tools and rendering. Raises `ApiError` 400."""
+    """Check messages, tools and rendering options against each other. Raises `ApiError` 400."""
     for at, message in enumerate(messages):
         if (problem := message.problem()) is not None:
             raise invalid(f"messages[{at}]: {problem.message}", param="messages", code=problem.code)
@@ -282,7 +282,7 @@ def check_conversation(body: Talk, messages: list[ChatMessage]) -> None:
         raise invalid(f"tools has two functions named {name!r}: rename one", param="tools", code="invalid_value")
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid(
-            "continue_final_message goes on with the last message, add_generation_prompt begins another: set one",
+            "continue_final_message continues the last message, add_generation_prompt begins another: set only one",
             param="continue_final_message", code="invalid_value",
         )  # fmt: skip
 

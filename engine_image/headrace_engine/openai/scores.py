@@ -9,7 +9,7 @@ from typing import Any
 from headrace_engine.outputs import TokenScore
 from headrace_engine.text.token_text import TokenTexts
 
-Scored = tuple[int, TokenScore | None]  # token id; nothing precedes the first one of a prompt
+Scored = tuple[int, TokenScore | None]  # token id and score; a prompt's first token has none
 
 
 def scored_prompt(ids: Sequence[int], scores: Sequence[TokenScore | None]) -> list[Scored]:
@@ -18,12 +18,12 @@ def scored_prompt(ids: Sequence[int], scores: Sequence[TokenScore | None]) -> li
 
 
 def scored_output(scores: Iterable[TokenScore]) -> list[Scored]:
-    """The same of generated tokens."""
+    """Generated tokens with their scores."""
     return [(score.token_id, score) for score in scores]
 
 
 def in_chat(scores: Iterable[TokenScore], texts: TokenTexts, *, top: int) -> dict[str, Any]:
-    """`logprobs` of a chat's choice. All `bytes` joined are the text; a mark such as EOS has none."""
+    """`logprobs` of a chat's choice. All `bytes` joined give the text; a special token such as EOS has none."""
     content = [
         _chat_entry(score.token_id, score.logprob, texts)
         | {"top_logprobs": [_chat_entry(token, logprob, texts) for token, logprob in score.top[:top]]}
@@ -38,16 +38,16 @@ def _chat_entry(token: int, logprob: float, texts: TokenTexts) -> dict[str, Any]
 
 
 class CompletionScores:
-    """`logprobs` of a completion's choice, piece by piece: offsets go on from piece to piece."""
+    """`logprobs` of a completion's choice, piece by piece: offsets continue from one piece to the next."""
 
     def __init__(self, texts: TokenTexts, *, top: int) -> None:
         self._texts = texts
         self._top = top
-        self._offset = 0  # characters of the text
+        self._offset = 0  # in characters of the text
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, scored: Sequence[Scored]) -> dict[str, Any]:
-        """The next tokens."""
+        """The `logprobs` of the next tokens."""
         return {
             "tokens": [self._texts.name_of(token) for token, _ in scored],
             "token_logprobs": [score and score.logprob for _, score in scored],
@@ -57,7 +57,7 @@ class CompletionScores:
 
     def _best(self, score: TokenScore) -> dict[str, float]:
         best: dict[str, float] = {}
-        # The token itself is always among them; of two that are spelled alike, the likelier counts.
+        # The token itself is always included; of two with the same name, the likelier is kept.
         for token, logprob in (*score.top[: self._top], (score.token_id, score.logprob)):
             best.setdefault(self._texts.name_of(token), logprob)
         return best
@@ -70,7 +70,7 @@ class CompletionScores:
 
 
 def of_prompt(scored: Sequence[Scored], texts: TokenTexts, *, top: int) -> list[dict[str, Any] | None]:
-    """`prompt_logprobs`: for each token of the prompt, the likeliest ones and itself, by token id."""
+    """`prompt_logprobs`: at each position of the prompt, its token and the likeliest ones, by token id."""
     return [None if score is None else _by_id(score, texts, top) for _, score in scored]
 
 

@@ -1,4 +1,4 @@
-"""From the engine's events to the bytes of an answer: whole, or as server-sent events."""
+"""From the engine's events to the bytes of an answer: one body, or server-sent events."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from headrace_engine.outputs import (
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-TOOL_WORK = 8  # times that of plain text: calls are read character by character
-SCORE_CHARS = 64  # of JSON for one scored token, about
+TOOL_WORK = 8  # cost relative to plain text: calls are parsed character by character
+SCORE_CHARS = 64  # about how much JSON one scored token takes
 
 
 class Channel:
-    """Events of all generations of a call, in the order in which the engine published them: an `EventSink`."""
+    """An `EventSink` that queues the events of all generations of a call, in the order of publication."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
     def put(self, index: int, event: Event) -> None:
-        """An event of generation `index`."""
+        """Add an event of generation `index`."""
         self._events.put_nowait((index, event))
 
     async def get(self) -> tuple[int, Event]:
-        """The next event, after the index of its generation."""
+        """The index of a generation and its next event. Waits for one."""
         return await self._events.get()
 
 
@@ -58,7 +58,7 @@ class _Whole:
     scored: PromptScored | None = None
 
     def take(self, event: Event) -> Done | None:
-        """Add an event; the last one gives everything as one."""
+        """Add an event; the last returns a `Done` with everything, earlier ones None."""
         if isinstance(event, PromptScored):
             self.scored = event
             return None
@@ -91,13 +91,13 @@ async def collect(spec: ResponseSpec, channel: Channel, executors: Executors) ->
 
 
 def _cells(spec: ResponseSpec, outputs: int, scored: list[PromptScored | None]) -> int:
-    """How many scored tokens a body spells out."""
+    """How many scored tokens a body lists."""
     top = 1 + (spec.logprobs or 0), 1 + (spec.prompt_logprobs or spec.logprobs or 0)
     return outputs * top[0] + sum(len(item.scores) for item in scored if item is not None) * spec.samples * top[1]
 
 
 def raise_failure(event: Event) -> None:
-    """Raises `ApiError` for a generation that failed: 400 if what the client asked for left no token to choose."""
+    """Raise `ApiError` for a generation that failed: 400 if the client's constraints left no token to choose."""
     if isinstance(event, Done) and event.reason is FinishReason.ERROR:
         problem = event.problem or RequestProblem("the request failed")
         impossible = problem.kind is RequestProblemKind.IMPOSSIBLE
@@ -105,7 +105,7 @@ def raise_failure(event: Event) -> None:
 
 
 def to_bytes(body: object) -> bytes:
-    """JSON, always finite."""
+    """Strict JSON: NaN and infinities become null."""
     return to_json(body, inf_nan_mode="null")
 
 
@@ -137,7 +137,7 @@ class _Stream:
         except ApiError as error:
             yield _error(error)
         except Exception as error:
-            # The headers are gone: this is the only way left to say that the text is not whole.
+            # The headers are already sent: an error event is the only way left to say that the text is incomplete.
             log.exception("a stream broke off")
             yield _error(unexpected(error))
         else:
@@ -146,7 +146,7 @@ class _Stream:
         yield b"data: [DONE]\n\n"
 
     def _in_order(self, index: int, event: Event) -> list[tuple[int, Delta | Done]]:
-        """Events to write now: those of a prompt's samples wait for the prompt's scores, which come once."""
+        """Events to write now. Those of a prompt's samples wait for the prompt's scores, which come once."""
         prompt = index // self._spec.samples
         if isinstance(event, PromptScored):
             self._scored[prompt] = event
@@ -197,14 +197,14 @@ def stream(spec: ResponseSpec, channel: Channel, executors: Executors) -> AsyncI
 
 
 class OwningStream(StreamingResponse):
-    """Server-sent events that own resources: closed when the stream ends, by itself or because the client left."""
+    """Server-sent events that own resources, closed when the stream ends or the client leaves."""
 
     def __init__(self, content: AsyncIterator[bytes], resources: contextlib.ExitStack) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
+        """Send the stream, then close the resources."""
         with self._resources:
             await super().__call__(scope, receive, send)
 

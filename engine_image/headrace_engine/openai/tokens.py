@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's form."""
+"""`/tokenize` and `/detokenize`, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TokenizeBody(Strict):
     add_generation_prompt: bool | None = Field(default=None, description="Default: not continue_final_message.")
     continue_final_message: Flag = False
     add_special_tokens: bool | None = Field(default=None, description="Default: true for a text, false for messages.")
-    return_token_strs: bool | None = Field(default=None, description="Tell how the tokenizer spells each token.")
+    return_token_strs: bool | None = Field(default=None, description="Include how the tokenizer spells each token.")
 
     def check(self) -> None:
-        """What is between the fields. Raises `ApiError` 400."""
+        """Check fields against each other. Raises `ApiError` 400."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid(
                 "give either prompt, a text, or messages, a conversation",
@@ -41,7 +41,7 @@ class TokenizeBody(Strict):
 
 
 class DetokenizeBody(Strict):
-    """`/detokenize`."""
+    """`/detokenize`: at most 131072 token ids."""
 
     model: str | None = None
     tokens: Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)]

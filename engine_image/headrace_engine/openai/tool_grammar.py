@@ -9,7 +9,7 @@ from headrace_engine.openai.messages import Tool
 
 
 def forced_schema(tools: Sequence[Tool], *, name: str | None, parallel: bool) -> dict[str, Any]:
-    """With `name` that of its arguments, else of a list of calls of any of `tools`: one only, if not `parallel`."""
+    """The schema of the arguments of `name`; without a name, of a list of calls, just one unless `parallel`."""
     if name is not None:
         return next(tool.function.schema_of_arguments for tool in tools if tool.function.name == name)
     definitions = {
@@ -34,12 +34,12 @@ def forced_schema(tools: Sequence[Tool], *, name: str | None, parallel: bool) ->
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """`schema` with its references to itself pointing to where it now is."""
+    """`schema` with its references to itself rewritten for its new place at `root`."""
     if isinstance(schema, list):
         return [_moved(item, root) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    # An id of its own would be another place to refer to. A property may have the name, but is no string.
+    # References would resolve against an "$id". A property may have that name too, but its value is not a string.
     named = {key for key in ("$id", "$schema") if isinstance(schema.get(key), str)}
     moved = {key: _moved(value, root) for key, value in schema.items() if key not in named}
     reference = moved.get("$ref")

@@ -1,6 +1,6 @@
 """Reads `{"name": "f", "arguments": {...}}` as it is generated: the name first, then the arguments piece by piece.
 
-Pure. What the model wrote is passed on as it is: the outer object must be well-formed, the arguments need not be.
+Pure. Arguments are passed on as the model wrote them: only the outer object must be well-formed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """Text beside the calls."""
+    """Text outside the calls."""
 
     text: str
 
@@ -47,7 +47,7 @@ class _Took(Enum):
 
 
 class _Value:
-    """One JSON value, character by character; only quotes and brackets are understood."""
+    """One JSON value, read character by character; only quotes and brackets are interpreted."""
 
     def __init__(self) -> None:
         self.chars: list[str] = []
@@ -56,7 +56,7 @@ class _Value:
 
     @property
     def text(self) -> str:
-        """What was read."""
+        """The value's source text so far."""
         return "".join(self.chars)
 
     def push(self, char: str) -> _Took:
@@ -95,7 +95,7 @@ NEXT = {
 
 
 class CallScanner:
-    """One call. `push` takes text up to the object's end; `raw` is what it took before the name was out."""
+    """Reads one call. `push` takes text up to the object's end; `raw` is the text taken before the name was known."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -105,8 +105,8 @@ class CallScanner:
         self._key: object = None
         self._value: _Value | None = None  # the one being read
         self._announced = False
-        self._arguments: str | None = None  # as far as they are known
-        self._given = 0  # characters of them that were given out
+        self._arguments: str | None = None  # None until complete
+        self._given = 0  # characters of the arguments already returned
 
     @property
     def done(self) -> bool:
@@ -115,16 +115,16 @@ class CallScanner:
 
     @property
     def broken(self) -> bool:
-        """Whether this is no call, or no longer one."""
+        """Whether the text is not a well-formed call."""
         return self._at is _At.BROKEN
 
     @property
     def announced(self) -> bool:
-        """Whether the name was given out."""
+        """Whether the `CallName` event was returned."""
         return self._announced
 
     def push(self, text: str) -> tuple[list[ToolEvent], str]:
-        """Events that `text` completes, and what of `text` follows the object, or breaks it."""
+        """Events that `text` completes, and the rest of `text`: what follows the object, or what broke it."""
         used = next((at for at, char in enumerate(text) if not self._step(char)), len(text))
         if not self._announced:
             self.raw += text[:used]
@@ -148,11 +148,11 @@ class CallScanner:
         if self._arguments is not None:
             return self._arguments[self._given :]
         value = self._value if self._at is _At.VALUE and self._key in ARGUMENT_KEYS else None
-        # An object only grows at its end; a string is decoded when it is whole.
+        # An object can be passed on as it grows; a string must be complete to be decoded.
         return "".join(value.chars[self._given :]) if value is not None and value.chars[0] in "{[" else ""
 
     def _step(self, char: str) -> bool:
-        """Take in one character; False if it is not a part of the object."""
+        """Take in one character; False if it is not part of the object."""
         if self._value is not None:
             return self._read(self._value, char)
         if char in SPACE and not (self.done or self.broken):
@@ -194,5 +194,5 @@ class CallScanner:
 def _decoded(text: str) -> object:
     try:
         return from_json(text)
-    except ValueError:  # half a character in an escape, too
+    except ValueError:  # including half a surrogate pair in an escape
         return None

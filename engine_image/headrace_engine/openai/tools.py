@@ -19,7 +19,7 @@ LLAMA_PREFIX = "<|python_tag|>"
 
 
 class ToolFormat(StrEnum):
-    """How a model writes calls."""
+    """How a model writes tool calls."""
 
     HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>
     LLAMA3_JSON = "llama3_json"  # {"name": ..., "parameters": {...}}; {...}
@@ -28,7 +28,7 @@ class ToolFormat(StrEnum):
 
 def format_of(template: str) -> ToolFormat:
     """The format that a chat template teaches."""
-    # Others put their own markup between the same tags.
+    # Some models put other markup between the same tags.
     if HERMES_OPEN in template and "<function=" not in template and "<arg_key>" not in template:
         return ToolFormat.HERMES
     if LLAMA_PREFIX in template or '"parameters": dictionary' in template:
@@ -37,17 +37,17 @@ def format_of(template: str) -> ToolFormat:
 
 
 class ToolParser(Protocol):
-    """Text in, as it is generated; text beside calls, and calls, out."""
+    """Splits generated text, as it comes, into calls and the text around them."""
 
     def push(self, text: str) -> list[ToolEvent]:
         """Events that `text` completes."""
 
     def finish(self) -> list[ToolEvent]:
-        """What was held back, once nothing more comes."""
+        """What was held back; call it once, at the end of the text."""
 
 
 class _Saying:
-    """Text beside calls. White space is held back until it is known not to stand before a call."""
+    """Text outside the calls. White space is held back until it is known not to precede a call, where it is dropped."""
 
     def __init__(self) -> None:
         self._space = ""
@@ -74,7 +74,7 @@ class _Saying:
 
 
 class HermesParser:
-    """`<tool_call>{...}</tool_call>`, any number of times, with text around. What is no call stays text."""
+    """`<tool_call>{...}</tool_call>`, any number of times, with text around them. Malformed calls stay text."""
 
     def __init__(self) -> None:
         self._rest = ""  # not looked at yet
@@ -82,7 +82,7 @@ class HermesParser:
         self._scanner: CallScanner | None = None
         self._calls = 0
         self._closing = False  # after a call's object, before its closing tag
-        self._skipping = False  # after what broke off a call, before its closing tag
+        self._skipping = False  # after a malformed call, before its closing tag
 
     def push(self, text: str) -> list[ToolEvent]:
         """Events that `text` completes."""
@@ -94,7 +94,7 @@ class HermesParser:
         return events
 
     def finish(self) -> list[ToolEvent]:
-        """What was held back. A call without even a name is text."""
+        """What was held back. A call that is cut off before its name counts as text."""
         if self._scanner is not None and not self._scanner.announced:
             return [*self._saying.say(HERMES_OPEN + self._scanner.raw + self._rest), *self._saying.finish()]
         if self._scanner is not None or self._closing:
@@ -128,7 +128,7 @@ class HermesParser:
         return events
 
     def _close(self) -> list[ToolEvent]:
-        """Drop the closing tag, which a model may forget, and after a broken call what is before it."""
+        """Drop the closing tag, which a model may forget, and after a broken call all text before it."""
         if self._skipping:
             ends = [at for at in (self._rest.find(HERMES_CLOSE), self._rest.find(HERMES_OPEN)) if at >= 0]
             if not ends:
@@ -142,7 +142,7 @@ class HermesParser:
 
 
 class SequenceParser:
-    """Calls one after another from the beginning on, with only `separators` between. Anything else is text."""
+    """Calls from the start of the text, with only `separators` between them. From anything else on, all is text."""
 
     def __init__(self, *, separators: str, prefix: str = "") -> None:
         self._separators = separators + SPACE
@@ -179,7 +179,7 @@ class SequenceParser:
         """Start a call if one begins here; decide that it is text if none can."""
         text = self._rest.lstrip(SPACE)
         if self._calls == 0 and self._prefix:
-            if self._prefix.startswith(text):  # also if nothing came yet
+            if self._prefix.startswith(text):  # true for an empty text
                 return False
             text = text.removeprefix(self._prefix)
         text = text.lstrip(self._separators)
@@ -225,19 +225,19 @@ class NamedParser:
 
 
 def parser_for(kind: ToolFormat) -> ToolParser:
-    """A parser of what a model writes by itself."""
+    """A parser for the calls that a model writes unforced, in its own format."""
     if kind is ToolFormat.LLAMA3_JSON:
         return SequenceParser(separators=";", prefix=LLAMA_PREFIX)
     return HermesParser()
 
 
 def mark_of(kind: ToolFormat) -> str:
-    """What announces a call. Where it is a special token, it must stay in the text for the parser."""
+    """The text that announces a call. If it is a special token, decoding must keep it for the parser."""
     return LLAMA_PREFIX if kind is ToolFormat.LLAMA3_JSON else HERMES_OPEN
 
 
 def forced_parser(name: str | None) -> ToolParser:
-    """A parser of what `tool_grammar.forced_schema` lets through: arguments of `name`, or a list of calls."""
+    """A parser for text under `tool_grammar.forced_schema`: the arguments of `name`, or a list of calls."""
     return NamedParser(name) if name is not None else SequenceParser(separators="[],")
 
 

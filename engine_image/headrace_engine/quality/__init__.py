@@ -1,4 +1,4 @@
-"""What a model says under a config, through the scheduler and the runner that serve.
+"""What a model outputs under a config, run through the same scheduler and runner as in serving.
 
-`headrace bench quality` asks for it in a process of its own (`python -m headrace_engine observe`), and compares.
+`headrace bench quality` runs this in a separate process (`python -m headrace_engine observe`) and compares the results.
 """

@@ -1,7 +1,7 @@
-"""`python -m headrace_engine observe`: the process border of `headrace bench quality`.
+"""`python -m headrace_engine observe`: the process that `headrace bench quality` runs.
 
-A request in JSON on standard input, observations in JSON as the last line of standard output. Lines of JSON on standard
-error say how far it is, or with exit code 2 what is wrong; other lines there are a library's.
+It reads a request in JSON from standard input and writes observations in JSON as the last line of standard output. JSON
+lines on standard error report progress or, with exit code 2, an error; other lines there come from libraries.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def observe() -> None:
 
 
 class ProgressLines:
-    """Progress as lines of JSON."""
+    """Reports progress as lines of JSON on standard error."""
 
     def begin(self, what: str, total: int) -> Callable[[], None]:
-        """One line now, and one whenever the result is called."""
+        """Write one line now, and one whenever the returned function is called."""
         _say(begin=what, total=total)
         return lambda: _say(done=1)
 

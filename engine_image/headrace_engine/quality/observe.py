@@ -1,4 +1,4 @@
-"""Run the sides of a request one after another, with one model in memory at a time."""
+"""Run the sides of a request one after another, with only one model in memory at a time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ REFERENCE = "transformers"
 
 
 class ObservationProgress(Protocol):
-    """Shows how far a run is."""
+    """Reports the progress of a run."""
 
     def begin(self, what: str, total: int) -> Callable[[], None]:
-        """A side of `total` parts begins; call the result after each."""
+        """A side of `total` parts begins; call the returned function after each part."""
         ...
 
 
@@ -64,7 +64,7 @@ class _Run:
 
 
 class _Models:
-    """Loads models; the memory of one is given back before the next is loaded."""
+    """Loads models on demand; frees the memory of one before it loads the next."""
 
     def __init__(self, run: _Run) -> None:
         self._run = run

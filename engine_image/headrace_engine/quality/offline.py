@@ -1,8 +1,7 @@
 """Drive a scheduler and a runner over a list of jobs without server, threads or clock.
 
-Time is virtual: a step takes one second. `concurrency` jobs are in flight at any time; who ends makes room for the
-next. So the steps, and with them every batch, chunk and preemption, depend on the config and the order of the jobs
-alone.
+Time is virtual: a step takes one second. At most `concurrency` jobs are in flight; when one ends, the next starts. So
+the steps, and with them every batch, chunk and preemption, depend only on the config and the order of the jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from headrace_engine.loop.runner import ModelRunner
 from headrace_engine.model.loading import LoadedModel
 from headrace_engine.sampling.params import SamplingParams
 
-CROWD = 512  # as many ended requests as admission remembers
+CROWD = 512  # how many ended requests admission remembers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +44,9 @@ class OfflineRequest:
 
 
 class WatchedRunner(ModelRunner):
-    """The engine's runner. `seen` holds the logits of the newest step: a row for each sequence that samples.
+    """The engine's runner, keeping logits. `seen` has those of the newest step: a row for each sequence that samples.
 
-    With `every_row`, `rows` holds those of all its rows, of prompts too: the same forward, with a larger head.
+    With `every_row`, `rows` has the logits of all rows of the step, prompts included, from the same forward.
     """
 
     def __init__(self, model: LoadedModel, pool: KvPool, backend: AttentionBackend, *, every_row: bool = False) -> None:
@@ -56,7 +55,7 @@ class WatchedRunner(ModelRunner):
         self._every_row = every_row
 
     def logits(self, seqs: Sequence[ScheduledSeq], also: Sequence[int] = ()) -> torch.Tensor:
-        """As the runner's."""
+        """The runner's logits, kept in `seen` and `rows` as well."""
         extra = range(sum(seq.num_tokens for seq in seqs)) if self._every_row else ()
         logits = super().logits(seqs, [*also, *extra])
         asked = len(logits) - len(extra)
@@ -66,7 +65,7 @@ class WatchedRunner(ModelRunner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offline:
-    """An engine without a loop. Both runners share one pool; `all_rows` is the one that watches every row."""
+    """An engine without a loop. Both runners share one pool; `all_rows` is the one that keeps every row's logits."""
 
     scheduler: Scheduler
     runner: WatchedRunner
@@ -74,20 +73,20 @@ class Offline:
 
     @classmethod
     def over(cls, model: LoadedModel, pool: KvPool, backend: AttentionBackend, *, scheduler: Scheduler) -> Offline:
-        """Runners of `model` over `pool`."""
+        """An offline engine with both runners of `model` over `pool`."""
         runner, all_rows = (WatchedRunner(model, pool, backend, every_row=every_row) for every_row in (False, True))
         return cls(scheduler=scheduler, runner=runner, all_rows=all_rows)
 
 
 def crowd(scheduler: Scheduler) -> None:
-    """Let admission expect outputs of one token: it lets in more than memory holds, and preemption must help.
+    """Make admission expect outputs of one token, so it admits more than memory holds and must preempt.
 
-    Without, it foresees the peak and makes requests wait, so that a small pool would preempt nobody.
+    Otherwise it foresees the peak and makes requests wait, and even a small pool would never preempt.
     """
     scheduler.expect([1] * CROWD, 0.0)
 
 
-# Sees each step's plan and what the runner made of it; returns what is committed.
+# Called with each step's plan and the runner's result; returns the result to commit.
 Watch = Callable[[StepPlan, StepResult], StepResult]
 
 
@@ -95,9 +94,9 @@ def drive(
     scheduler: Scheduler, runner: ModelRunner, jobs: Sequence[OfflineRequest], *, concurrency: int, watch: Watch,
     ended: Callable[[str], None] = lambda _: None,
 ) -> frozenset[str]:  # fmt: skip
-    """Run all jobs; returns the names of those that failed (a row of NaN). Calls `ended` with each name.
+    """Run all jobs; return the names of those that failed (a row of NaN). Calls `ended` with the name of each job.
 
-    Raises `SettingsError` for a job that the config cannot hold.
+    Raises `SettingsError` for a job that cannot run under the config.
     """
     params = {job.name: SamplingParams(prompt_len=len(job.prompt)) for job in jobs}
     waiting, live, failed, now = deque(jobs), set[str](), set[str](), 0.0

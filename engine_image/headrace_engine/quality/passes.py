@@ -1,8 +1,8 @@
 """Three passes of one engine over the texts, on one scheduler and one KV pool, in this order:
 
-forced  each text's tokens are fed as if they had been sampled: likelihood on the decode path, prompts cold
-greedy  free running from the same prompts, which the prefix cache may know by now
-prompt  whole texts as prompts: likelihood through chunked prefill, every row of it, nothing read from the cache
+forced  each text's tokens are committed as if they had been sampled: likelihood on the decode path, prompts not cached
+greedy  free generation from the same prompts, which can now be in the prefix cache
+prompt  whole texts as prompts: likelihood of every token through chunked prefill, nothing read from the cache
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from headrace_core.scheduler.events import StepPlan, StepResult
 from headrace_engine.quality.offline import Offline, OfflineRequest, drive
 from headrace_engine.quality.samples import TokenizedText
 
-ROWS_AT_ONCE = 64  # rows of log-softmax in float64 at once: bounds the memory of a large vocabulary
+ROWS_AT_ONCE = 64  # rows of log-softmax in float64 at once: limits the memory that a large vocabulary needs
 Ended = Callable[[str], None]
 
 
 def observe(
     engine: Offline, samples: Sequence[TokenizedText], *, concurrency: int, output_tokens: int, ended: Ended
 ) -> Observed:
-    """Run the passes; `ended` is called three times for each text. Raises `SettingsError` where a text cannot fit."""
+    """Run the passes; `ended` is called three times for each text. Raises `SettingsError` if a text does not fit."""
     forced = _Forced(engine, samples)
     greedy = _Greedy(engine)
     prompts = _Prompts(engine, samples)
@@ -52,7 +52,7 @@ def observe(
 def log_likelihoods(logits: torch.Tensor, targets: Sequence[int]) -> list[float]:
     """Natural log-probability of `targets[i]` under row i of `logits [rows, vocabulary]`.
 
-    In float64, so that what two sides differ by is their logits' difference and not this sum's.
+    In float64, so that differences between two sides come from their logits and not from this sum.
     """
     found: list[float] = []
     for at in range(0, len(targets), ROWS_AT_ONCE):
@@ -63,7 +63,7 @@ def log_likelihoods(logits: torch.Tensor, targets: Sequence[int]) -> list[float]
 
 
 def choices(logits: torch.Tensor, taken: Sequence[int]) -> list[Choice]:
-    """The likeliest tokens of each row of `logits [rows, vocabulary]`, the one that was taken first."""
+    """For each row of `logits [rows, vocabulary]`: the token taken, then the likeliest tokens."""
     rows = logits.float()
     best = rows.topk(min(TOP, rows.shape[-1]))
     ids = torch.tensor(taken, dtype=torch.long, device=rows.device)
@@ -75,7 +75,7 @@ def choices(logits: torch.Tensor, taken: Sequence[int]) -> list[Choice]:
 
 
 def spread(logits: torch.Tensor) -> list[float]:
-    """Standard deviation of each row over its tokens; ids that are no token are minus infinity and do not count."""
+    """Standard deviation of each row over its tokens, leaving out minus infinity (ids without a token)."""
     rows = logits.float()
     counts = rows.isfinite()
     if bool(counts.all()):
@@ -89,7 +89,7 @@ def _job(sample: TokenizedText, max_tokens: int) -> OfflineRequest:
 
 
 def _whole(sample: TokenizedText) -> OfflineRequest:
-    # The last token predicts nothing of the text, and its output token is not looked at.
+    # The last token predicts nothing in the text, and the one output token is ignored.
     return OfflineRequest(name=sample.name, prompt=sample.tokens, max_tokens=1, reads_cache=False)
 
 
@@ -108,7 +108,7 @@ def _in_order(found: Mapping[int, float]) -> tuple[float, ...]:
 
 
 class _Forced:
-    """Commits the text's next token whatever the model says, and notes what the model thought of it."""
+    """Commits the text's next token whatever the model samples, and records its log-probability."""
 
     def __init__(self, engine: Offline, samples: Sequence[TokenizedText]) -> None:
         self._runner = engine.runner
@@ -127,7 +127,7 @@ class _Forced:
 
 
 class _Greedy:
-    """Lets the runner's own tokens pass, and notes by how much each won."""
+    """Commits the runner's own tokens, and records each with its likeliest rivals."""
 
     def __init__(self, engine: Offline) -> None:
         self._runner = engine.runner
@@ -152,7 +152,7 @@ class _Greedy:
 
 
 class _Prompts:
-    """Notes what the model thought of every token of each prompt, from all rows of the forwards that prefilled it."""
+    """Records the log-probability of every token of each prompt, from all rows of the prefill."""
 
     def __init__(self, engine: Offline, samples: Sequence[TokenizedText]) -> None:
         self._runner = engine.all_rows

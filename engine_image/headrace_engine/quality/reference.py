@@ -1,4 +1,4 @@
-"""transformers itself over the same texts: one request at a time, its own attention, no paging, no chunks."""
+"""The reference: plain transformers over the same texts, one request at a time, without paging or chunks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headrace_engine.quality.samples import TokenizedText
 
 
 def load_plain(source: WeightSource, tokenizer: Any, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """The model with transformers' eager attention, which every architecture has. The engine has loaded it before."""
+    """The model with transformers' eager attention, which every architecture has. The engine has already loaded it."""
     module: Any = AutoModelForCausalLM.from_pretrained(
         **source.location, attn_implementation="eager", dtype=dtype, **dequantizing(source)
     )
-    # A model may bring defaults such as a repetition penalty, which would be another question than ours.
+    # A model can come with defaults such as a repetition penalty, which would change the greedy outputs.
     module.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     return wrap_model(module.to(device), tokenizer, name=source.name)
 
@@ -39,7 +39,7 @@ def observe_plain(
         greedy, spreads = _greedy(model, sample, output_tokens)
         ended(sample.name)
         deviations += spreads
-        # Entry i is of position i + 1.
+        # Entry i is for position i + 1.
         forced = scores[sample.prompt_len - 1 :]
         outcomes[sample.name] = TextOutcome(
             greedy=tuple(greedy), forced=tuple(forced), prompt=tuple(scores), failed=not all(map(math.isfinite, scores))
@@ -54,7 +54,7 @@ def _scores(model: LoadedModel, sample: TokenizedText) -> list[float]:
 
 
 def _greedy(model: LoadedModel, sample: TokenizedText, count: int) -> tuple[list[Choice], list[float]]:
-    """The choices, and the spread of each row. By transformers' own generate, with its own cache."""
+    """The choices and the spread of each row, from transformers' own `generate` and cache."""
     ids = torch.tensor([sample.prompt], dtype=torch.long, device=model.device)
     no_tokens = list(range(model.vocab_size, model.module.config.get_text_config().vocab_size))
     no_tokens += [] if model.holes is None else model.holes.tolist()

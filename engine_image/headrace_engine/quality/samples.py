@@ -1,4 +1,4 @@
-"""How texts become tokens, which of them are the prompt, and in which order they arrive."""
+"""Tokenized texts: cut to length, divided into prompt and continuation, and put into a random order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT_SHARE = 1 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedText:
-    """A text as tokens. The first `prompt_len` are the prompt, of the greedy outputs too; the others are forced."""
+    """A text as tokens. The first `prompt_len` are the prompt, also for greedy outputs; the others are forced."""
 
     name: str
     tokens: tuple[int, ...]
@@ -29,7 +29,7 @@ class TokenizedText:
 
 
 def tokenize(texts: Sequence[Passage], tokenizer: Any, *, most: int) -> tuple[TokenizedText, ...]:
-    """Cut each text to `most` tokens; a third of it is the prompt. Raises `SettingsError` for one too short."""
+    """Cut each text to `most` tokens; a third of them is the prompt. Raises `SettingsError` if one is too short."""
     samples = []
     for text in texts:
         tokens = tuple(tokenizer(text.text)["input_ids"][:most])
@@ -45,7 +45,7 @@ def tokenize(texts: Sequence[Passage], tokenizer: Any, *, most: int) -> tuple[To
 
 
 def shuffled(samples: Sequence[TokenizedText], seed: int) -> tuple[TokenizedText, ...]:
-    """The order in which the texts are submitted, which decides who shares a batch with whom."""
+    """The texts in the order of submission, which determines which of them share a batch."""
     order = list(samples)
     random.Random(seed).shuffle(order)  # noqa: S311  (reproducible on purpose)
     return tuple(order)

@@ -1,4 +1,4 @@
-"""From the knobs of a side to an engine without a loop."""
+"""Builds an engine without a loop from the knobs of a side."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from headrace_engine.quality.offline import Offline, crowd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSide:
-    """A side with the config that its knobs make on this device."""
+    """A side with the config that its knobs resolve to on this device."""
 
     spec: SideSpec
     config: EngineConfig
 
 
 def resolved(spec: SideSpec, device: torch.device) -> ResolvedSide:
-    """The side on this device. Raises `SettingsError` that names the flag."""
+    """The side resolved for this device. Raises `SettingsError` naming the flag."""
     try:
         config = resolve(spec.values, device=device.type)
     except ConfigError as error:
@@ -37,7 +37,7 @@ def resolved(spec: SideSpec, device: torch.device) -> ResolvedSide:
 
 
 def build(side: ResolvedSide, model: LoadedModel, layers: Mapping[int, LayerShape]) -> Offline:
-    """An engine of its own pool over a loaded model. Raises `SettingsError`."""
+    """An engine over a loaded model, with a new KV pool. Raises `SettingsError`."""
     spec, config = side.spec, side.config
     if spec.num_blocks is not None:
         one = block_bytes(layers, block_size=config.block_size, dtype=kv_dtype(side, model.dtype))
@@ -46,7 +46,7 @@ def build(side: ResolvedSide, model: LoadedModel, layers: Mapping[int, LayerShap
     if pool.dtype is not kv_dtype(side, model.dtype):
         raise SettingsError(
             f"--{spec.label.lower()} kv_cache_dtype={config.kv_cache_dtype}: the KV pool holds "
-            f"{devices.dtype_name(pool.dtype)} all the same, so nothing would be compared"
+            f"{devices.dtype_name(pool.dtype)} anyway, so nothing would be compared"
         )
     scheduler = Scheduler(config, num_blocks=pool.num_blocks, max_model_len=int(config.max_model_len or 0))
     if spec.num_blocks is not None:
@@ -55,16 +55,16 @@ def build(side: ResolvedSide, model: LoadedModel, layers: Mapping[int, LayerShap
 
 
 def dtype(side: ResolvedSide, device: torch.device) -> torch.dtype:
-    """What the side computes in."""
+    """The number format that the side computes in."""
     return devices.pick_dtype(side.config.dtype, device, devices.cpu_features())
 
 
 def kv_dtype(side: ResolvedSide, computed: torch.dtype) -> torch.dtype:
-    """What the side keeps keys and values in."""
+    """The number format of the side's KV pool; `computed` is that of the model."""
     return devices.pick_kv_dtype(side.config.kv_cache_dtype, computed)
 
 
 def shape_of(model: LoadedModel) -> ModelWidths:
-    """What decides how rounding grows: the longest sum is the widest input of any weight matrix."""
+    """The sizes that determine how rounding errors grow: the longest sum is the widest input of any weight matrix."""
     widths = (weight.shape[-1] for weight in model.module.parameters() if weight.dim() > 1)
     return ModelWidths(layers=model.num_layers, width=max(widths))

@@ -1,1 +1,1 @@
-"""Tokens to text, piece by piece, up to the first stop string."""
+"""From tokens to text, piece by piece, up to the first stop string."""

@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece: never half a character, never a part of a stop string."""
+"""From token ids to text, piece by piece: never half a character, never part of a stop string."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headrace_engine.text.stop_filter import StopFilter
 REPLACEMENT = "\ufffd"
 PROMPT_TAIL = 6  # tokens of the prompt that decide how the first piece is spelled (a leading space, half a character)
 LONGEST_CHARACTER = 4  # bytes, and so tokens
-LONGEST_WAIT = 8  # tokens without text: beyond, the bytes are simply invalid
-WINDOW = 32  # tokens decoded at once: what a token's text depends on lies just before it
+LONGEST_WAIT = 8  # tokens without text; after more, the bytes must be invalid
+WINDOW = 32  # tokens decoded at once: a token's text depends only on the few tokens before it
 
 
 class Detokenizer:
@@ -22,13 +22,13 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._hidden = special_ids(tokenizer) if skip_special else frozenset[int]()
-        self._ids = self._tail(prompt)  # the window: what came before has no influence on what comes
+        self._ids = self._tail(prompt)  # the window: earlier tokens do not affect new text
         self._shown = len(self._decode(self._ids))  # characters of the window's text that were returned
-        self._clean = 0  # the window's newest token border before the last that was a character border too
+        self._clean = 0  # an earlier end of the window where a character ended too: a safe place to cut
         self._waiting = 0  # tokens since text was returned
 
     def push(self, ids: Sequence[int]) -> str:
-        """Take in `ids`; return the text that they complete."""
+        """Take in `ids`; return the text that they complete, which may be empty."""
         if not self._extend(ids):
             return ""
         text = self._decode(self._ids)
@@ -37,20 +37,20 @@ class Detokenizer:
         if not ends_clean:
             if self._waiting <= LONGEST_WAIT:
                 return ""
-            fresh = fresh[:-1]  # the last one may still become a character
+            fresh = fresh[:-1]  # later tokens may still complete the last character
         self._waiting = 0 if fresh else self._waiting
         self._shown += len(fresh)
         self._slide(ends_clean=ends_clean, unshown=len(text) - self._shown)
         return fresh
 
     def flush(self, ids: Sequence[int] = ()) -> str:
-        """Take in `ids`, the last; return all text that is left. An unfinished character is one replacement."""
+        """Take in the last `ids`; return all text that is left. An unfinished character becomes one U+FFFD."""
         self._extend(ids)
         text = self._decode(self._ids)
         if not text.endswith(REPLACEMENT):
             fresh = text[self._shown :]
         else:
-            # Where each byte is a token, an unfinished character spoils the finished ones beside it: decode without.
+            # If each byte is a token, an unfinished character spoils its finished neighbours: decode without it.
             cuts = (self._decode(self._ids[:-count]) for count in range(1, LONGEST_CHARACTER) if count < len(self._ids))
             clean = next((cut for cut in cuts if not cut.endswith(REPLACEMENT)), "")
             whole = max(text.rstrip(REPLACEMENT), clean, key=len)
@@ -66,7 +66,7 @@ class Detokenizer:
         return added
 
     def _slide(self, *, ends_clean: bool, unshown: int) -> None:
-        """Forget tokens that no longer matter, at the border of a character where there is one."""
+        """Drop tokens that no longer matter, cutting between two characters if possible."""
         end = len(self._ids)
         cut = self._clean if ends_clean else 0
         if end > 4 * WINDOW and not cut:
@@ -79,7 +79,7 @@ class Detokenizer:
             self._clean = end
 
     def _tail(self, prompt: Sequence[int]) -> list[int]:
-        """The end of the prompt, begun at the border of a character where there is one near."""
+        """The end of the prompt, starting between two characters if there is such a place nearby."""
         visible = [token for token in prompt[-4 * PROMPT_TAIL :] if token not in self._hidden]
         for size in range(PROMPT_TAIL, PROMPT_TAIL + LONGEST_CHARACTER):
             if not self._decode(visible[-size:]).startswith(REPLACEMENT):
@@ -95,15 +95,15 @@ class Detokenizer:
 
 @functools.lru_cache(maxsize=8)
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Special tokens, which show no text."""
+    """The tokenizer's special tokens, which add nothing to the text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset(token for token, about in added.items() if about.special)
 
 
 class TextStream:
-    """The text of one request. Without `incremental` and stop strings it decodes once, at the end.
+    """The text of one request. Without stop strings, and unless `incremental`, it is decoded once, at the end.
 
-    `stops` count from the text of token `min_tokens + 1` on, and are part of the text with `include_stop`.
+    `stops` take effect from token `min_tokens + 1` on; with `include_stop` they stay in the text.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ class TextStream:
         self._filter = StopFilter(stops, include=include_stop)
         self._pending: list[int] = []
         self._decodes_now = incremental or bool(stops)
-        self._early = min_tokens  # tokens still to come that cannot complete a stop string
+        self._early = min_tokens  # how many of the next tokens cannot complete a stop string
         self.include_stop = include_stop
 
     @property
     def stop(self) -> str | None:
-        """The stop string that was met."""
+        """The stop string that ended the text, or None."""
         return self._filter.stop
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was met."""
+        """Whether a stop string ended the text."""
         return self._filter.stop is not None
 
     def push(self, token: int) -> str:
@@ -137,7 +137,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """The rest of the text. Half a character at its end is one replacement character."""
+        """The rest of the text. Half a character at its end becomes one U+FFFD."""
         if self.stopped:
             return ""
         text = self._detokenizer.flush(self._pending)

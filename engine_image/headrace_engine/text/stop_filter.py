@@ -1,4 +1,4 @@
-"""Text up to the first stop string, held back only where it may turn out to begin one."""
+"""Text up to the first stop string; text is held back only while it may still become one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 
 class _StopMatcher:
-    """One stop string and how much of it the text so far ends with (Knuth, Morris and Pratt)."""
+    """One stop string, and how many of its first characters end the text so far (Knuth-Morris-Pratt)."""
 
     __slots__ = ("_fallback", "matched", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        # For each length: the longest start of the string that also ends its first `length` characters, and is shorter.
+        # For each length: how long is the longest proper prefix of the string that ends its first `length` characters.
         self._fallback = [0, 0]
         for char in text[1:]:
             size = self._fallback[-1]
@@ -33,19 +33,19 @@ class _StopMatcher:
 
 
 class StopFilter:
-    """Passes text through up to the stop string that is complete first, holding back only what may begin one."""
+    """Passes text through up to the stop string that completes first; holds back only a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = [_StopMatcher(stop) for stop in stops if stop]
         self._include = include
         self._held = ""
-        self.stop: str | None = None  # the string that was met
+        self.stop: str | None = None  # the stop string that ended the text
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """Text that can be shown. Sets `stop` when a stop string is complete; what follows is dropped.
+        """The text that can be shown now. Sets `stop` once a stop string is complete; text after it is dropped.
 
-        With `may_stop` false a string that `text` completes does not count. Of strings that are complete at the same
-        character the longest counts.
+        With `may_stop` false, stop strings that `text` completes are ignored. Of several that end at the same
+        character, the longest wins.
         """
         if self.stop is not None:
             return ""
@@ -62,6 +62,6 @@ class StopFilter:
         return whole[:keep]
 
     def flush(self) -> str:
-        """What was held back, once nothing more comes."""
+        """What was held back; call it once, at the end of the text."""
         held, self._held = self._held, ""
         return held

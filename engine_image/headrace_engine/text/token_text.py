@@ -1,4 +1,4 @@
-"""Text and bytes of single tokens, for logprobs: a token may be half a character."""
+"""Text and bytes of single tokens, for logprobs: one token may hold only part of a character."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ig
 
 
 class TokenTexts:
-    """The vocabulary as bytes, looked up one token at a time and kept. Thread-safe."""
+    """The bytes of each token, looked up on demand and cached. Thread-safe."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -26,22 +26,22 @@ class TokenTexts:
         self._known: dict[int, bytes] = {}
 
     def is_special(self, token: int) -> bool:
-        """Whether the token is a mark, no text."""
+        """Whether the token is special, such as EOS, and adds nothing to the text."""
         return token in self._special
 
     def bytes_of(self, token: int) -> bytes:
-        """UTF-8, or a part of it; a mark's name."""
+        """The token's UTF-8 bytes, which may be part of a character; a special token's name."""
         found = self._known.get(token)
         if found is None:
             found = self._known[token] = self._look_up(token)
         return found
 
     def text_of(self, token: int) -> str:
-        """Readable text; what is no whole character is replaced."""
+        """Readable text; U+FFFD stands for incomplete characters."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
     def name_of(self, token: int) -> str:
-        """The text, or `bytes:\\xe2\\x80` where it is no whole characters, so that tokens stay apart as keys."""
+        """The text, or `bytes:\\xe2\\x80` if characters are incomplete, so that tokens stay distinct as keys."""
         raw = self.bytes_of(token)
         try:
             return raw.decode()
@@ -53,7 +53,7 @@ class TokenTexts:
             return self._added[token].encode()
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:
-            return b""  # a row of the vocabulary without a token
+            return b""  # a vocabulary id without a token
         if self._byte_level:
             return b"".join(bytes((_BYTE_OF[char],)) if char in _BYTE_OF else char.encode() for char in piece)
         one_byte = BYTE_TOKEN.fullmatch(piece)

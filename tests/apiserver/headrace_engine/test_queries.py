@@ -29,6 +29,7 @@ from headrace_core.scheduler.events import (
 )
 from headrace_core.sim.roofline import AttentionLayers, ModelShape, Peaks
 from headrace_engine.metrics.engine_metrics import EngineMetrics
+from headrace_engine.metrics.generation_record import GenerationRecord
 from headrace_local.binaries import BinarySource, find_all
 from headrace_local.layout import cache_root
 
@@ -101,17 +102,17 @@ async def scraped(prometheus: Prometheus, after: float) -> None:
 def serve(metrics: EngineMetrics, at: int) -> None:
     """One request: 8 of its 20 prompt tokens are cached, and every third is too late."""
     now, name = float(at), str(at)
-    times = metrics.begin(
-        Request(request_id=name, prompt_token_ids=tuple(range(20)), max_tokens=3, arrival=now), now=now
-    )
+    record = GenerationRecord.of(Request(request_id=name, prompt_token_ids=tuple(range(20)), max_tokens=3, arrival=now))
+    metrics.begin(record, now=now)
     step(metrics, name, 8, 12, prefill=True)
-    times.started = now + 0.1
+    record.start(now + 0.1, cached_tokens=8)
     for token in range(3):
-        times.tokens.append(now + (0.6 if at % 3 == 0 else 0.3) + token * 0.05)
-        metrics.token(times, 1)
+        record.token(now + (0.6 if at % 3 == 0 else 0.3) + token * 0.05)
+        metrics.token(record, 1)
         step(metrics, name, 20 + token, 1, prefill=False)
     reason = FinishReason.ABORT if at % 4 == 0 else FinishReason.LENGTH
-    metrics.finished(times, reason, now=times.tokens[-1])
+    assert record.last_token is not None
+    metrics.finished(record, reason, now=record.last_token)
     if at % 5 == 0:
         metrics.rejected(RejectReason.QUEUE_FULL, retry_after=2.0)
     metrics.stats(

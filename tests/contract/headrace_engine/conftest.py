@@ -45,7 +45,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_special_tokens({"eos_token": "<eos>"})
     tokenizer.save_pretrained(folder)
     torch.manual_seed(3)
-    # Some rows of the vocabulary belong to no token.
+    # Some vocabulary ids have no token.
     config = transformers.LlamaConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
         vocab_size=320, max_position_embeddings=2048, eos_token_id=256, bos_token_id=None,
@@ -90,7 +90,7 @@ class Served:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
     async def text_of(self, **body: Any) -> str:
-        """A prompt as the engine got it: tokens and back."""
+        """A prompt as the engine gets it: tokenized and decoded again."""
         tokens = (await self.http.post("/tokenize", json=body)).json()["tokens"]
         return str((await self.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"])
 
@@ -150,7 +150,7 @@ async def _running(engine: Engine, *, token: str | None, http: dict[str, Any]) -
     engine.loop.start()
     state.ready(engine)
     urls = [f"http://127.0.0.1:{_port(sock)}" for sock in sockets]
-    # Patient: a test fails by its own time-out, not because the machine is busy.
+    # Long time-outs: a test should fail by its own time-out, not because the machine is busy.
     clients = [httpx.AsyncClient(base_url=url, timeout=None) for url in urls]
     async with clients[0] as client, clients[1] as admin_client:
         while not all(server.started for server in servers):
@@ -165,7 +165,7 @@ async def _running(engine: Engine, *, token: str | None, http: dict[str, Any]) -
 
 
 class Gate:
-    """Lets the step thread take one step for each permit; `plans` has what it began, the last perhaps waiting."""
+    """Lets the step thread take one step per permit; `plans` has the steps begun, of which the last may be waiting."""
 
     def __init__(self, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plans: list[Any] = []

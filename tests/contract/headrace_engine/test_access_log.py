@@ -1,4 +1,4 @@
-"""One line for each call, request ids, and what the headers of an answer say."""
+"""One log line for each call, request ids, and the server's headers in answers."""
 
 import asyncio
 import dataclasses
@@ -89,7 +89,9 @@ async def test_refusals_have_their_code_and_no_tokens(serve: Serve, lines: Any) 
     assert all("call_id" not in line for line in got)
 
 
-async def test_what_the_scheduler_refused_is_logged_without_generations(serve: Serve, lines: Any, gate: Any) -> None:
+async def test_a_call_that_the_scheduler_refused_is_logged_without_generations(
+    serve: Serve, lines: Any, gate: Any
+) -> None:
     server = await serve(max_num_seqs=1, max_queue_len=0)
     steps = gate(server)
     first = asyncio.create_task(server.complete(max_tokens=2, ignore_eos=True))
@@ -146,7 +148,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_a_499_and_no_er
 # Request ids
 
 
-async def test_a_sane_id_is_taken_over_and_one_is_made_otherwise(serve: Serve, lines: Any) -> None:
+async def test_a_sane_id_is_kept_and_otherwise_one_is_made(serve: Serve, lines: Any) -> None:
     server = await serve()
     sane = ["a", "x" * MAX_REQUEST_ID, "with space", "{}'\"<>&"]
     insane: list[str | bytes] = ["", "x" * (MAX_REQUEST_ID + 1), "tab\tinside", b"\xff\xfe", "ümlaut".encode()]
@@ -160,7 +162,7 @@ async def test_a_sane_id_is_taken_over_and_one_is_made_otherwise(serve: Serve, l
     assert all(name.startswith("req-") and len(name) == 36 for name in made)
 
 
-async def test_every_answer_has_an_id_also_refusals_and_probes(serve: Serve) -> None:
+async def test_every_answer_has_an_id_including_refusals_and_probes(serve: Serve) -> None:
     server = await serve()
     calls = [
         server.http.get("/health/live"),
@@ -203,7 +205,7 @@ async def test_an_answer_names_the_config_that_its_call_was_admitted_under(serve
     assert named == [("1", "r1"), ("2", "r2")]
 
 
-async def test_a_revision_is_a_header_whatever_it_holds(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_revision_can_be_a_header(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await serve()
     for revision, seen in (("a b/c:1", "a b/c:1"), ("zwölf", "zw%C3%B6lf"), ("", None)):
         body = {"revision": revision}
@@ -222,7 +224,7 @@ async def test_a_revision_is_a_header_whatever_it_holds(serve: Serve, monkeypatc
 
 
 async def test_ten_thousand_finished_calls_leave_no_state_behind(serve: Serve) -> None:
-    """The books of the HTTP side, at full number; a few real calls show that they are kept with every call."""
+    """The HTTP side's records at full number; a few real calls show that every call uses them."""
     calls = CallRegistry()
     for number in range(10_000):
         call = calls.begin(method="POST", path="/", client="", request_id=str(number))

@@ -76,7 +76,7 @@ async def test_a_stale_generation_is_a_conflict(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}])
-async def test_no_token_no_answer(serve: Serve, header: dict[str, str]) -> None:
+async def test_without_the_token_there_is_no_answer(serve: Serve, header: dict[str, str]) -> None:
     server = await serve()
     assert (await server.admin.get("/admin/config", headers=header)).status_code == 401
     assert (await server.admin.patch("/admin/config", json={}, headers=header)).status_code == 401

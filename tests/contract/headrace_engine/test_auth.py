@@ -1,4 +1,4 @@
-"""API keys: who gets in, what logs may say, and a Secret that rotates under the running server."""
+"""API keys: which calls get in, what logs may show, and a Secret that rotates while the server runs."""
 
 import hashlib
 import logging
@@ -40,7 +40,7 @@ async def test_every_key_of_the_file_gets_in(serve: Serve, file: Path) -> None:
     [None, "", "Bearer", "Bearer sk-alice", "Bearer sk-alice-11", "sk-alice-1", "Basic sk-alice-1",
      "Bearer alice:sk-alice-1", "Bearer # the team's"],
 )  # fmt: skip
-async def test_everybody_else_gets_a_401_in_openais_form(serve: Serve, file: Path, header: str | None) -> None:
+async def test_every_other_key_gets_a_401_in_openais_form(serve: Serve, file: Path, header: str | None) -> None:
     server = await serve(http={"keys": ApiKeys(file)})
     answer = await server.http.post(
         "/v1/completions", json={"prompt": "x"}, headers={} if header is None else {"Authorization": header}
@@ -53,13 +53,13 @@ async def test_everybody_else_gets_a_401_in_openais_form(serve: Serve, file: Pat
     assert server.metric("headrace:requests_total") == 0
 
 
-async def test_bytes_that_are_no_text_are_a_401_too(serve: Serve, file: Path) -> None:
+async def test_bytes_that_are_not_text_are_a_401(serve: Serve, file: Path) -> None:
     server = await serve(http={"keys": ApiKeys(file)})
     answer = await server.http.get("/v1/models", headers={"Authorization": b"Bearer \xff\xfe"})
     assert answer.status_code == 401
 
 
-async def test_what_needs_a_key_and_what_does_not(serve: Serve, file: Path) -> None:
+async def test_every_route_but_the_open_ones_needs_a_key(serve: Serve, file: Path) -> None:
     server = await serve(http={"keys": ApiKeys(file)})
     for path in sorted(OPEN_PATHS):
         assert (await server.http.get(path)).status_code == 200, path
@@ -81,7 +81,7 @@ async def test_the_official_client_sees_an_authentication_error(serve: Serve, fi
 async def test_a_secret_that_rotates_is_read_again(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As the kubelet does it: a symbolic link to a folder is swapped."""
+    """As the kubelet does it, by swapping a symbolic link to a folder."""
     for name, text in (("one", "a:old-key"), ("two", "a:old-key\na:new-key"), ("three", "a:new-key")):
         (tmp_path / name).mkdir()
         keyed(tmp_path / name / "keys", text)
@@ -153,7 +153,7 @@ def test_a_wrong_file_is_named_with_its_line_and_no_key(tmp_path: Path, text: st
         read_keys(path)
     assert str(path) in str(refused.value)
     assert "--api-key-file" in str(refused.value)
-    assert "one" not in str(refused.value).replace("one of its own", "").replace("put one key a line", "")
+    assert "one" not in str(refused.value).replace("one of its own", "").replace("add one key per line", "")
 
 
 def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
             ApiKeys(path)
 
 
-def test_no_other_key_is_like_one(tmp_path: Path) -> None:
-    """Among 3,000 there are some whose hash begins as that of the key does."""
+def test_no_other_key_is_accepted(tmp_path: Path) -> None:
+    """Not even among 3,000 keys, some of whose hashes begin like that of the valid key."""
     keys = ApiKeys(keyed(tmp_path / "keys", "a:sk-1"))
     assert [key for key in (f"sk-{number}" for number in range(3000)) if keys.label_of(key)] == ["sk-1"]
 
@@ -173,4 +173,4 @@ def test_a_key_may_hold_colons_behind_its_name(tmp_path: Path) -> None:
     assert keys.label_of("a:b:c") == "name"
     label = keys.label_of("_x:y")
     assert label is not None
-    assert label.startswith("sha256:"), "what is no name is part of the key"
+    assert label.startswith("sha256:"), "a prefix that is not a valid name is part of the key"

@@ -1,4 +1,4 @@
-"""What `headrace bench engine` measures is what every reader of calibrations reads."""
+"""The output of `headrace bench engine` can be read as a calibration."""
 
 import json
 from pathlib import Path

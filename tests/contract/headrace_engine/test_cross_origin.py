@@ -1,4 +1,4 @@
-"""Calls from web pages: only for the origins that were named, and then with the questions that browsers ask first."""
+"""CORS: web pages can call only from the origins that were named; preflight requests are answered."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ PAGE, OTHER = "https://chat.example.org", "https://evil.example.org"
 
 
 def question(origin: str) -> dict[str, str]:
-    """What a browser asks before a call with a key and JSON."""
+    """The preflight request of a browser before a call with a key and JSON."""
     return {
         "Origin": origin,
         "Access-Control-Request-Method": "POST",
@@ -22,7 +22,7 @@ async def test_a_named_page_may_call_and_another_may_not(serve: Serve, tmp_path:
     (tmp_path / "keys").write_text("k:sk-1")
     server = await serve(http={"keys": ApiKeys(tmp_path / "keys"), "origins": [PAGE]})
     asked = await server.http.options("/v1/chat/completions", headers=question(PAGE))
-    assert asked.status_code == 200, "the question carries no key"
+    assert asked.status_code == 200, "a preflight request carries no key"
     assert asked.headers["access-control-allow-origin"] == PAGE
     assert "x-stainless-os" in asked.headers["access-control-allow-headers"]
     assert "access-control-allow-origin" not in (await server.http.options("/", headers=question(OTHER))).headers

@@ -1,4 +1,4 @@
-"""Clients that leave: in every state of their call, and nobody else notices. Time is counted in steps."""
+"""Clients that leave in every state of their call, without affecting others. Time is counted in steps."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ FOREVER = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True, "temperatu
 
 
 class Client:
-    """A call on a connection of its own, that can be left at any moment."""
+    """A call on its own connection, which the client can leave at any moment."""
 
     def __init__(self, server: Any, **body: Any) -> None:
         self._url = httpx.URL(server.url)
@@ -57,17 +57,17 @@ async def until(condition: Any) -> None:
 
 
 async def submitted(server: Any, count: int) -> None:
-    """Until so many calls have put their requests into the inbox of the step thread."""
+    """Wait until so many calls have put their requests into the step thread's inbox."""
     await until(lambda: sum(bool(call.generations) for call in server.state.calls._live) == count)
 
 
 async def gone(server: Any, *, left: int = 0) -> None:
-    """Until the server has seen that all clients but `left` are gone."""
+    """Wait until the server has seen that all clients but `left` are gone."""
     await until(lambda: len(server.state.calls) == left)
 
 
 async def nothing_left(server: Any) -> None:
-    """The books are right, all blocks free, nobody is tracked, and the next call works."""
+    """The scheduler's books are right, all blocks are free, no request is tracked, and the next call works."""
     await server.idle()
     loop = server.engine.loop
     await asyncio.to_thread(invariants.check, loop._scheduler)  # the step thread is idle
@@ -82,7 +82,7 @@ def ids(plan: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_after_3_tokens_is_not_in_the_second_step_after(
+async def test_a_client_that_leaves_after_3_tokens_is_gone_by_the_second_step_after(
     serve: Serve, gate: Any, stream: bool
 ) -> None:
     server = await serve()
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_during_its_prefill(serve: Serve, gate: Any, 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_queued_client_that_leaves_touches_nobody(serve: Serve, gate: Any, stream: bool) -> None:
+async def test_a_queued_client_that_leaves_affects_no_other_request(serve: Serve, gate: Any, stream: bool) -> None:
     server = await serve(max_num_seqs=1)
     alone = (await server.complete(prompt="first", max_tokens=12, ignore_eos=True)).json()["choices"][0]["text"]
     steps = gate(server)

@@ -130,7 +130,7 @@ def mutated(rng: random.Random) -> Case:
 
 
 def broken(rng: random.Random) -> Case:
-    """A body that is no JSON, or hardly."""
+    """A body that is not JSON, or barely."""
     path, body = ordinary(rng)
     good = json.dumps(body).encode()
     at = rng.randrange(len(good))
@@ -230,7 +230,7 @@ async def _stream(client: httpx.AsyncClient, case: Case, headers: dict[str, str]
 
 
 def complaint(case: Case, answer: Answer) -> str | None:
-    """What is wrong with an answer."""
+    """What is wrong with an answer, or None."""
     if answer.status >= 500:
         return "a 5xx"
     if case.valid and answer.status not in (200, 429):
@@ -276,7 +276,7 @@ async def test_nothing_that_a_client_sends_harms_the_server(serve: Serve, monkey
 
 
 async def _all_well(server: Any) -> None:
-    """The books are right, nobody is left, the server lives and serves."""
+    """The scheduler's books are right, no request is left, and the server is alive and serves."""
     loop = server.engine.loop
     async with asyncio.timeout(STUCK_SECONDS):
         await server.idle()

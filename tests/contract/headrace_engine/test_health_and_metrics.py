@@ -74,9 +74,7 @@ async def test_series_of_old_generations_are_dropped(serve: Serve) -> None:
     assert seen == {"6", "7", "8", "9"}
 
 
-async def test_a_forward_that_raises_fails_its_batch_and_nobody_else(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_forward_that_raises_fails_its_batch_only(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await serve()
     real, failing = server.engine.runner.run, [True]
 
@@ -128,7 +126,7 @@ async def test_wrong_books_end_an_idle_engine(serve: Serve, monkeypatch: pytest.
     assert "neither free nor held" in (await server.complete()).json()["error"]["message"]
 
 
-async def test_what_can_be_got_can_be_asked_for_its_head(serve: Serve) -> None:
+async def test_every_get_route_answers_head(serve: Serve) -> None:
     server = await serve()
     for path in (*OPEN_PATHS, "/v1/models", "/v1/models/tiny"):
         head, whole = await server.http.head(path), await server.http.get(path)

@@ -1,4 +1,4 @@
-"""Liveness and readiness that mean something: what hangs is found, what is slow for a reason is not."""
+"""Liveness and readiness: a hanging thread is found, a step that is slow for a reason does not count."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ AUTH = {"Authorization": "Bearer s3cret"}
 
 
 class Clock:
-    """The monotonic clock, put forward by hand."""
+    """A monotonic clock that the test advances."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -68,7 +68,7 @@ def test_without_chunks_a_whole_prompt_is_a_legal_step() -> None:
 
 @pytest.mark.parametrize("seen", [(1,), (256,), (1, 2, 4), (1, 256), (8, 64)])
 def test_no_legal_step_reaches_the_deadline_whatever_was_seen_before(seen: tuple[int, ...]) -> None:
-    """A step that takes 0.2 s and 20 ms more for a token: what a slow CPU does with a large model."""
+    """A step that takes 0.2 s plus 20 ms per token, as a slow CPU with a large model does."""
     model = StepTimeModel()
     for _ in range(50):
         for rows in seen:
@@ -85,7 +85,7 @@ def shape(rows: int) -> StepShape:
 
 
 def learned(seconds: float) -> StepTimeModel:
-    """A model of steps of one token that take so long."""
+    """A step-time model fitted to steps of one token that take so long."""
     model = StepTimeModel()
     for _ in range(50):
         model.observe(shape(1), seconds)
@@ -115,7 +115,7 @@ async def test_a_frozen_step_fails_liveness_after_its_deadline_and_not_before(
     assert await live(server) == (200, ""), "it was slow after all"
 
 
-async def test_an_idle_engine_is_alive_for_ever_and_is_not_woken(
+async def test_an_idle_engine_stays_alive_and_is_not_woken(
     serve: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = await serve(http={"clock": clock})
@@ -184,10 +184,10 @@ async def test_when_the_step_thread_dies_every_waiter_gets_an_error_and_health_f
     assert (await server.http.get("/metrics")).status_code == 200
 
 
-async def test_health_and_other_streams_go_on_while_a_megabyte_is_tokenized(
+async def test_health_and_other_streams_continue_while_a_megabyte_is_tokenized(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokenizer of the long prompt waits until everything else was answered: what it blocked would never end."""
+    """Tokenizing the long prompt waits until everything else is answered, so anything it blocked would never end."""
     server = await serve()
     reached, go_on = threading.Event(), threading.Event()
     real = Prompts._encode

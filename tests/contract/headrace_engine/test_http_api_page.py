@@ -1,4 +1,4 @@
-"""`docs/http-api.md` tells of every route, field, limit and error code."""
+"""`docs/http-api.md` names every route, field, limit and error code."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_routes_and_their_fields(route: Operation) -> None:
     assert missing == []
 
 
-def test_what_is_refused_and_the_limits() -> None:
+def test_refused_fields_and_limits() -> None:
     assert [name for name in NEUTRAL if f"`{name}`" not in PAGE] == []
     for limit in (fields.MAX_STOPS, fields.MAX_STOP_CHARS, fields.MAX_STOP_IDS, fields.MAX_BIASES, fields.MAX_CHOICES):
         assert str(limit) in PAGE

@@ -1,4 +1,4 @@
-"""What a client may send: how much, and how slowly."""
+"""Limits on the size and the slowness of what a client sends."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def _short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Raw:
-    """A connection by hand."""
+    """A raw connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -58,7 +58,7 @@ async def raw(server: Any) -> AsyncIterator[Raw]:
             await writer.wait_closed()
 
 
-async def test_a_body_that_says_it_is_too_large_is_refused_unread(serve: Serve) -> None:
+async def test_a_body_declared_too_large_is_refused_unread(serve: Serve) -> None:
     server = await serve(http={"max_bytes": 1000})
     async with raw(server) as client:
         await client.send(HEAD + b"Content-Length: 1000000000000\r\n\r\n")
@@ -93,7 +93,7 @@ async def test_an_ordinary_client_sees_the_413(serve: Serve) -> None:
     assert (await server.complete()).status_code == 200
 
 
-async def test_half_bodies_hold_up_nobody_and_end(serve: Serve) -> None:
+async def test_half_bodies_hold_up_no_other_call_and_end(serve: Serve) -> None:
     server = await serve(http={"stall_seconds": 3.0})  # long enough for fifty to be there together
     async with contextlib.AsyncExitStack() as stack:
         slow = [await stack.enter_async_context(raw(server)) for _ in range(50)]
@@ -149,7 +149,7 @@ async def test_a_head_that_comes_in_pieces_is_served_and_one_that_waits_for_its_
      HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
      b"GET / HTTP/1.1\r\n\r\n", HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"],
 )  # fmt: skip
-async def test_what_is_no_http_is_answered_below_500_and_harms_nobody(serve: Serve, junk: bytes) -> None:
+async def test_bytes_that_are_not_http_get_a_status_below_500_and_harm_no_call(serve: Serve, junk: bytes) -> None:
     server = await serve()
     async with raw(server) as client:
         await client.send(junk)

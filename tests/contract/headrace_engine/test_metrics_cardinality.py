@@ -1,4 +1,4 @@
-"""Clients send what they like; the number of series stays what it was."""
+"""Whatever clients send, the number of series stays the same."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ def series(server: Any) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def body(rng: random.Random) -> dict[str, Any]:
-    """Valid or not; whatever a client can choose, it chooses."""
+    """A body, valid or not, with everything that a client can choose."""
     strange = rng.choice(STRANGE)
     extra: dict[str, Any] = rng.choice([
         {"model": strange}, {"user": strange}, {"stop": [strange or "q"]}, {"seed": rng.randrange(2**31)},
@@ -49,7 +49,7 @@ async def test_a_thousand_strange_requests_make_no_series(serve: Serve) -> None:
             try:
                 answer = await server.http.post(path, json=sent, headers=headers, timeout=rng.choice([None, 0.01]))
                 statuses.append(answer.status_code)
-            except Exception:  # it left: so did its client
+            except Exception:  # the client left
                 statuses.append(499)
 
     await asyncio.gather(*(send() for _ in range(COUNT)))

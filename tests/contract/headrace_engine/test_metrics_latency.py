@@ -70,7 +70,7 @@ async def stream(server: Any, *, tokens: int, delay: float) -> Seen:
 
 @dataclass
 class Histogram:
-    """Cumulated counts by upper bound, and the sum of what was observed."""
+    """Cumulative counts by upper bound, and the sum of the samples."""
 
     counts: dict[float, float]
     total: float
@@ -107,7 +107,7 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> Any:
         real, rng = server.engine.runner.run, random.Random(5)
 
         def run(*arguments: Any) -> Any:
-            time.sleep(rng.uniform(*STEP_SECONDS))  # work, as far as anybody else can tell
+            time.sleep(rng.uniform(*STEP_SECONDS))  # stands for work
             return real(*arguments)
 
         monkeypatch.setattr(server.engine.runner, "run", run)
@@ -116,7 +116,7 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def play(server: Any, rng: random.Random) -> list[Seen]:
-    """Twelve requests, more at once than may run, so that some queue."""
+    """Twelve requests, more than can run at once, so that some queue."""
     plans = [(rng.choice([1, 2, 4, 7]), rng.uniform(0, 0.3)) for _ in range(12)]
     seen = await asyncio.gather(*(stream(server, tokens=tokens, delay=delay) for tokens, delay in plans))
     await server.idle()

@@ -1,4 +1,4 @@
-"""OpenAI's API: what is answered, what is refused and how, and that a refusal harms nobody."""
+"""OpenAI's API: answers, refusals and their form, and that a refusal affects no other request."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def test_token_ids_and_text_are_the_same_prompt(serve: Serve) -> None:
     assert len(texts) == 1
 
 
-async def test_a_seed_gives_the_same_text_whoever_runs_beside(serve: Serve) -> None:
+async def test_a_seed_gives_the_same_text_in_any_batch(serve: Serve) -> None:
     server = await serve()
     asked = {"temperature": 1, "seed": 7, "max_tokens": 20, "ignore_eos": True}
     alone = (await server.complete(**asked)).json()["choices"][0]["text"]

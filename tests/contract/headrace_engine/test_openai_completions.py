@@ -82,7 +82,7 @@ async def test_stop_works_for_every_form_of_prompt(serve: Serve, form: str, stre
     assert (await run(stop_token_ids=[token]))[1] == "stop"
 
 
-async def test_the_finish_reason_tells_what_ended_the_text(serve: Serve) -> None:
+async def test_the_finish_reason_matches_what_ended_the_text(serve: Serve) -> None:
     server = await serve()
     end = {"logit_bias": {str(EOS): 100}}
 
@@ -213,7 +213,7 @@ async def test_the_usage_is_the_last_event_with_no_choices(serve: Serve, path: s
     assert counts[-1] == 10
 
 
-async def test_cached_tokens_are_told(serve: Serve) -> None:
+async def test_cached_tokens_are_reported(serve: Serve) -> None:
     server = await serve(enable_prefix_caching=True)
     prompt = [7] * (4 * BLOCK)
     first = (await server.complete(prompt=prompt)).json()["usage"]

@@ -179,7 +179,7 @@ NO_NUMBERS: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "raw", "words"), NO_NUMBERS)
-async def test_a_body_that_is_no_json_or_too_deep_is_a_400(serve: Serve, path: str, raw: str, words: str) -> None:
+async def test_a_body_that_is_not_json_or_too_deep_is_a_400(serve: Serve, path: str, raw: str, words: str) -> None:
     server = await serve()
     answer = await server.http.post(path, content=raw)
     assert answer.status_code == 400, answer.text
@@ -190,7 +190,7 @@ async def test_a_body_that_is_no_json_or_too_deep_is_a_400(serve: Serve, path: s
     assert (await server.complete()).status_code == 200
 
 
-async def test_bytes_that_are_no_text_are_a_400(serve: Serve) -> None:
+async def test_bytes_that_are_not_text_are_a_400(serve: Serve) -> None:
     server = await serve()
     for raw in (b"\xff\xfe", b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\xff"}', b"\x00" * 100):
         answer = await server.http.post(COMPLETIONS, content=raw)

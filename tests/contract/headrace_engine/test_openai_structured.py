@@ -1,4 +1,4 @@
-"""Output held to a schema, a regular expression or a choice, in all the ways that clients ask for it."""
+"""Output constrained to a schema, a regular expression or a choice, in all forms that clients can use."""
 
 import json
 from typing import Any, Literal
@@ -37,7 +37,7 @@ def fits(text: str, kind: str) -> bool:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-async def test_the_text_follows_whatever_the_way_to_ask(serve: Serve, path: str) -> None:
+async def test_the_text_follows_the_constraint_in_every_form_of_request(serve: Serve, path: str) -> None:
     server = await serve()
     what: dict[str, Any] = {"prompt": "x"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
     for way, kind in WAYS:
@@ -106,7 +106,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_grammar_that_cannot_be_is_a_400_that_names_it(serve: Serve, stream: bool) -> None:
+async def test_an_invalid_grammar_is_a_400_that_names_it(serve: Serve, stream: bool) -> None:
     server = await serve()
     for change, param, words in BAD:
         answer = await server.complete(stream=stream, **change)

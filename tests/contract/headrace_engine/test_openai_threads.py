@@ -17,7 +17,7 @@ MEGABYTE = "a long story " * 80_000
 
 
 class Watched:
-    """A tokenizer that notes who calls it, and whose work on long texts can be held up."""
+    """A tokenizer that records the calling threads, and whose work on long texts can be held up."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -36,7 +36,7 @@ class Watched:
 
     def __call__(self, text: str, **options: Any) -> Any:
         self._note("tokenize", len(text))
-        # What comes of a text this long does not matter: it is far too long to be served.
+        # The tokens of a text this long do not matter: it is far too long to be served.
         return self._inner(text[:100_000], **options)
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
@@ -98,7 +98,9 @@ async def test_slow_work_is_done_in_threads_of_its_own(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
-async def test_all_else_goes_on_while_a_huge_prompt_is_worked_on(watched: tuple[Any, Watched], path: str) -> None:
+async def test_everything_else_continues_while_a_huge_prompt_is_processed(
+    watched: tuple[Any, Watched], path: str
+) -> None:
     server, tokenizer = watched
     what: dict[str, Any] = {"prompt": MEGABYTE}
     if path == "/v1/chat/completions":
@@ -107,7 +109,7 @@ async def test_all_else_goes_on_while_a_huge_prompt_is_worked_on(watched: tuple[
     huge = asyncio.create_task(server.http.post(path, json=what))
     try:
         await asyncio.to_thread(tokenizer.begun.wait)
-        # Nothing of the huge prompt can go on now. Everything else does:
+        # Work on the huge prompt is now held up. Everything else continues:
         body = {"prompt": "x", "max_tokens": 20, "ignore_eos": True}
         *_, last = await server.events("/v1/completions", **body)
         assert last["choices"][0]["finish_reason"] == "length"

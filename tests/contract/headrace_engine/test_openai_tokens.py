@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize`, `/v1/models`, and that the table of routes is what is served."""
+"""`/tokenize`, `/detokenize` and `/v1/models`; and every route of the table is served."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ async def test_text_to_tokens_and_back(serve: Serve) -> None:
     assert (empty["count"], empty["tokens"], empty["token_strs"]) == (0, [], None)
     assert (await server.http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
     longer = (await server.http.post("/tokenize", json={"prompt": "x" * 5000})).json()
-    assert longer["count"] == 5000, "also what is too long to be served can be counted"
+    assert longer["count"] == 5000, "even a text too long to be served can be counted"
 
 
 async def test_a_conversation_to_tokens(serve: Serve) -> None:

@@ -153,17 +153,17 @@ async def test_tools_and_calls_of_the_past_are_rendered(serve: Serve) -> None:
     assert hidden.json()["usage"]["prompt_tokens"] == len(text) - text.index("user: hi")
 
 
-async def test_a_template_that_knows_no_tools_is_a_400(serve: Serve) -> None:
+async def test_tools_for_a_template_without_them_are_a_400(serve: Serve) -> None:
     server = await serve()
     for choice in ("auto", "required", {"type": "function", "function": {"name": "add"}}):
         answer = await server.chat(tools=TOOLS, tool_choice=choice)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
-        assert "knows no tools" in answer.json()["error"]["message"]
+        assert "does not support tools" in answer.json()["error"]["message"]
     assert (await server.chat(tools=TOOLS, tool_choice="none")).status_code == 200
     assert (await server.chat(tools=[])).status_code == 200
 
 
-async def test_the_parser_is_the_templates_or_the_flags(serve: Serve) -> None:
+async def test_the_parser_comes_from_the_template_or_the_flag(serve: Serve) -> None:
     unreadable = TEMPLATE.replace("tool_call>", "invoke>")
     server = await serve(template=unreadable)
     answer = await server.chat(tools=TOOLS)

@@ -78,7 +78,7 @@ async def test_keys_are_described_where_they_are_needed(serve: Serve, tmp_path: 
 
 @pytest.mark.timeout(900)
 async def test_generated_requests_get_what_is_described_and_never_a_5xx(serve: Serve, tmp_path: Path) -> None:
-    """Bounded here; the nightly run has 2,000 requests for each operation."""
+    """A short run; the nightly run has 2,000 requests for each operation."""
     nightly = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
     (tmp_path / "keys").write_text("k:sk-1")
     server = await serve(http={"keys": ApiKeys(tmp_path / "keys")}, max_model_len=64)

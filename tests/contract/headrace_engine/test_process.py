@@ -25,7 +25,7 @@ REFERENCE = (
 
 pytestmark = [pytest.mark.auto_dtype, pytest.mark.timeout(600)]  # each test imports torch in processes of its own
 
-# Faults that a server cannot be talked into.
+# Faults that no request can cause.
 LOAD_HANGS = """
 import threading
 from headrace_engine import server
@@ -61,7 +61,7 @@ def server(
 
 
 def listening(process: Any) -> dict[str, Any]:
-    """The line of the log that tells the ports."""
+    """The log line that has the ports."""
     said = []
     for line in process.stderr:
         said.append(line)
@@ -99,7 +99,7 @@ class Stream:
                     self.begun.set()
 
     def end(self) -> list[str]:
-        """All lines of the stream; it ended as HTTP demands."""
+        """All lines of the stream, which must end as HTTP requires."""
         self._thread.join(90)
         assert not self._thread.is_alive()
         return self.lines

@@ -1,4 +1,4 @@
-"""`--record`: what the real engine's scheduler did can be done again, byte for byte."""
+"""`--record`: a recording of the real engine's scheduler replays byte for byte."""
 
 import asyncio
 from pathlib import Path
@@ -33,10 +33,10 @@ async def test_a_recording_of_the_engine_replays(serve: Serve, tmp_path: Path) -
     assert (tmp_path / "calls.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_disk_that_is_full_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write = open_recording(tmp_path / "calls.jsonl")
     (tmp_path / "calls.jsonl").unlink()
-    (tmp_path / "calls.jsonl").mkdir()  # as full as it gets for us
+    (tmp_path / "calls.jsonl").mkdir()  # a folder in the file's place: stands for a full disk
     scheduler = RecordingScheduler(resolve({}), num_blocks=9, max_model_len=32, write=write)
     assert scheduler.plan(1.0) is None
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
@@ -50,7 +50,7 @@ def test_no_recording_is_overwritten(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_text() for name in ("calls.jsonl", "calls-1.jsonl")] == ["one\n", "two\n"]
 
 
-def test_a_place_that_cannot_be_written_is_named(loaded: Any, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_named(loaded: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError, match=r"--record .*file/calls: cannot write there"):
         assemble(*loaded, resolve({}), served_name="tiny", record=tmp_path / "file" / "calls")

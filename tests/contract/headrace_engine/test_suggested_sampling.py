@@ -1,4 +1,4 @@
-"""Calls that do not say how to sample follow the model's generation_config.json; what they say wins."""
+"""Sampling parameters that a call leaves out come from the model's generation_config.json."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ async def said(server: Any, **body: Any) -> Any:
     return answer.json()["choices"][0]["message"]
 
 
-async def test_what_a_call_leaves_out_is_the_models_own_and_what_it_says_wins(serve: Serve) -> None:
+async def test_a_call_overrides_the_models_defaults_and_inherits_the_rest(serve: Serve) -> None:
     plain = await serve()
-    # Strong, as the model's logits are all but equal.
+    # Strong values, as the model's logits are almost equal.
     values: dict[str, Any] = {"temperature": 0.1, "top_p": 0.5, "top_k": 7, "min_p": 0.8, "repetition_penalty": 50}
     for name, value in values.items():
         server = await serve(sampling=SuggestedSampling(**{name: value}))

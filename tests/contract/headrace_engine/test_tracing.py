@@ -1,4 +1,4 @@
-"""Traces over real OTLP/HTTP to a receiver on loopback, and none where nobody asks for them."""
+"""Traces over real OTLP/HTTP to a receiver on loopback, and no traces unless they are asked for."""
 
 import asyncio
 import gzip
@@ -26,7 +26,7 @@ UNSET, ERROR = 0, 2
 
 
 class Receiver:
-    """An OTLP/HTTP collector that keeps what it gets; `status` is what it answers."""
+    """An OTLP/HTTP collector that keeps what it receives and answers with `status`."""
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
@@ -161,7 +161,7 @@ async def test_every_generation_of_a_call_has_its_spans_and_streams_too(serve: S
     assert span.parent_span_id == b"", "a trace of its own where the client has none"
 
 
-async def test_what_failed_is_told_as_the_conventions_have_it(
+async def test_failures_are_reported_by_the_conventions(
     serve: Serve, receiver: Receiver, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traces = start()
@@ -185,7 +185,7 @@ async def test_what_failed_is_told_as_the_conventions_have_it(
     await traces.close()
     refused, gone, failed = receiver.named("POST /v1/completions")
     assert (refused.status.code, attributes(refused)["http.response.status_code"]) == (UNSET, 404)
-    assert "error.type" not in attributes(refused), "a client's mistake is no error of the server"
+    assert "error.type" not in attributes(refused), "a client's mistake is not a server error"
     assert (gone.status.code, attributes(gone)["error.type"]) == (UNSET, "499")
     assert attributes(gone)["gen_ai.response.finish_reasons"] == ["abort"]
     assert (failed.status.code, attributes(failed)["error.type"]) == (ERROR, "engine_error")
@@ -207,7 +207,7 @@ async def test_probes_are_not_traced_and_a_client_that_wants_no_sample_gets_none
     assert [span.name for span in receiver.spans] == ["GET"]
 
 
-async def test_a_collector_that_is_gone_hurts_nobody(
+async def test_a_collector_that_is_down_harms_no_call(
     serve: Serve, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver.status = 400
@@ -239,7 +239,7 @@ def test_the_environment_decides(environ: dict[str, str], exporters: list[str]) 
     [({"OTEL_TRACES_EXPORTER": "zipkin"}, "names zipkin"),
      ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf")],
 )  # fmt: skip
-def test_what_cannot_be_done_is_a_warning_and_the_server_starts(
+def test_traces_that_cannot_be_sent_are_a_warning_and_the_server_starts(
     environ: dict[str, str], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert tracing.start(environ, model="tiny", port=1) is None
@@ -247,7 +247,7 @@ def test_what_cannot_be_done_is_a_warning_and_the_server_starts(
 
 
 def test_without_the_variables_opentelemetry_is_not_imported() -> None:
-    """By us: transformers looks at the API when it is there."""
+    """Not by us: transformers imports its API if it is installed."""
     code = (
         "import sys\nfrom headrace_engine import server\nfrom headrace_engine.http import tracing\n"
         "assert tracing.start({}, model='m', port=1) is None\n"
@@ -267,7 +267,7 @@ def test_without_the_library_the_server_starts_and_says_what_to_install(
 
 
 def test_httpx_is_not_instrumented_here() -> None:
-    """The receiver's own test: what it keeps is what was posted."""
+    """A check of the receiver itself: it keeps only what was posted to it."""
     made = Receiver()
     try:
         request = ExportTraceServiceRequest()

@@ -58,7 +58,7 @@ def build(name: str, tokenizer: Any) -> LoadedModel:
 
 
 def logits(model: LoadedModel, backend: AttentionBackend, kv_dtype: torch.dtype) -> torch.Tensor:
-    """All rows of all steps, in blocks that lie in disorder and are full of what others left behind."""
+    """Logits of all rows of all steps, in scattered blocks full of other sequences' old data."""
     pool = make_pool(probe(model), num_blocks=40, block_size=BLOCK, device=model.device, dtype=kv_dtype)
     for tensor in (*pool.keys.values(), *pool.values.values()):
         tensor.normal_(generator=torch.Generator().manual_seed(2))

@@ -1,4 +1,4 @@
-"""Which backend runs a model: by name, or the first that lacks nothing. Who cannot, says what is missing."""
+"""The choice of a backend: by name, or the first that lacks nothing. Errors list what is missing."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +55,7 @@ def test_needs_are_those_of_all_layers_and_of_the_pool() -> None:
         ({"head_sizes": {64}, "features": EVERY - {Feature.WINDOW}}, "head size 24, sliding windows"),
     ],
 )
-def test_a_named_backend_that_cannot_is_refused_with_what_it_lacks_and_auto_passes_over_it(
+def test_a_named_backend_is_refused_with_what_it_lacks_and_auto_skips_it(
     less: dict[str, Any], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick, sdpa = LoopBackend("quick", **less), SdpaBackend()
@@ -77,7 +77,7 @@ def test_auto_takes_the_first_that_lacks_nothing(monkeypatch: pytest.MonkeyPatch
     assert pick("auto", needs(GQA)) is quick
 
 
-def test_where_no_backend_can_each_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_backend_can_run_the_model_the_error_lists_what_each_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     backends = LoopBackend("one", devices={"cuda"}), LoopBackend("two", features=EVERY - {Feature.WINDOW})
     monkeypatch.setattr(registry, "BACKENDS", backends)
     with pytest.raises(SettingsError, match="one lacks device cpu; two lacks sliding windows"):

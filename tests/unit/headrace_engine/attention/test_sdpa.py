@@ -1,4 +1,4 @@
-"""What the paged attention reads and holds: bounded by windows and tiles, never by a square of the step."""
+"""The paged attention's results, and what it reads and holds: limited by windows and tiles, never a step squared."""
 
 import types
 from typing import Any
@@ -45,7 +45,7 @@ def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None, softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`[1, N, Hq, D]` of one text, by the book, in fp64."""
+    """`[1, N, Hq, D]` of one text by the textbook formula, in fp64."""
     k, v = (part.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (k, v))
     scores = q.double() @ k.transpose(-1, -2) * DIM**-0.5
     if softcap is not None:
@@ -91,7 +91,9 @@ SPLITS = ([61], [1] * 61, [3, 1, 1, 20, 7, 1, 28], [8, 53], [60, 1])
 @pytest.mark.parametrize("counts", SPLITS, ids=lambda counts: f"{len(counts)}-chunks")
 @pytest.mark.parametrize("tile", [512, 5])
 @pytest.mark.parametrize("rules", RULES)
-def test_equals_the_book(rules: str, tile: int, counts: list[int], *, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_textbook_attention(
+    rules: str, tile: int, counts: list[int], *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiles, "TILE", tile)
     monkeypatch.setattr(sdpa, "SCORES_TILE", 3)
     given = RULES[rules]
@@ -184,7 +186,7 @@ def test_masks_are_one_band_of_a_tile_and_none_for_a_prompt_from_its_start() -> 
         paged_attention(LAYER, q, k, v, None, headrace_step=step)
     band = step.layout(None, torch.float32).band
     assert band is not None
-    # Rows of a tile, and the most keys that a tile has behind it: nothing of 3000 x 3000.
+    # Rows of a tile, and the most keys that precede a tile's rows: far less than 3000 x 3000.
     assert band.shape == (tiles.TILE, 3 * tiles.TILE + tiles.TILE)
     alone = prepared([SequenceRows(0, 2000, first)], pool)
     with torch.inference_mode():

@@ -122,7 +122,7 @@ def plain(module: Any, ids: Sequence[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def paged(model: LoadedModel, rows: Sequence[Sequence[int]], *, kv_dtype: torch.dtype) -> list[torch.Tensor]:
-    """The same of all requests together, by `STEPS`, in blocks that lie in disorder."""
+    """The same logits for all requests together, by `STEPS`, in scattered blocks."""
     pool = make_pool(probe(model), num_blocks=64, block_size=BLOCK, device=model.device, dtype=kv_dtype)
     order = torch.randperm(63, generator=torch.Generator().manual_seed(5)).add(1).tolist()
     tables = [tuple(order[request::3]) for request in range(3)]
@@ -166,7 +166,7 @@ def test_chunked_and_batched_equals_plain_in_fp32(name: str, tokenizer: Any) -> 
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_in_bf16_ours_is_as_near_to_fp32_as_transformers_own(name: str, tokenizer: Any) -> None:
+def test_in_bf16_ours_is_as_close_to_fp32_as_transformers_own(name: str, tokenizer: Any) -> None:
     model = build(name, tokenizer, torch.bfloat16)
     exact = build(name, tokenizer)
     exact.module.load_state_dict(model.module.state_dict())  # the same rounded weights, computed in fp32
@@ -186,7 +186,7 @@ def test_kv_blocks_of_another_format_cost_their_rounding(name: str, kv_dtype: to
     assert 0 < error <= KV_BOUND * torch.finfo(kv_dtype).eps
 
 
-def test_where_chunks_begin_changes_nothing_but_the_order_of_sums_with_rounded_kv(
+def test_chunk_borders_change_only_the_order_of_sums_with_rounded_kv(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build("gemma3", tokenizer)

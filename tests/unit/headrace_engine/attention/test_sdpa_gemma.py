@@ -38,7 +38,7 @@ def test_it_knows_its_bos_turns_and_ends(gemma: LoadedModel) -> None:
     assert (gemma.vocab_size, gemma.holes, gemma.max_position) == (262_144, None, 32_768)
 
 
-def test_greedy_output_equals_generate_also_beyond_the_window(gemma: LoadedModel, engine: Any) -> None:
+def test_greedy_output_equals_generate_even_beyond_the_window(gemma: LoadedModel, engine: Any) -> None:
     encode = gemma.tokenizer
     story = "The old fisherman rowed out every morning before the sun came up over the harbour. " * 40
     prompts = [

@@ -1,4 +1,4 @@
-"""A step's data for kernels: tables, lengths and slots that say where each row's keys lie."""
+"""A step's data for kernels: tables, lengths and slots that locate each row's keys."""
 
 import random
 
@@ -29,7 +29,7 @@ def test_a_decode_and_a_chunk_with_history() -> None:
     assert {step.slots.dtype, step.positions.dtype} == {torch.int64}
 
 
-def test_blocks_beyond_the_keys_are_left_out_of_the_table() -> None:
+def test_blocks_beyond_the_keys_are_not_in_the_table() -> None:
     step = make_step([SequenceRows(0, 4, (5, 6, 8)), SequenceRows(3, 1, (1, 2))], pool_of(4))
     assert step.block_tables.tolist() == [[5], [1]]
 

@@ -1,4 +1,4 @@
-"""The books of HTTP calls, by hand: what a call knows of its generations, and how a drain cuts them."""
+"""Records of HTTP calls, without a server: the sums over a call's generations, and how a drain cuts them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class Sink:
 
 
 class Live:
-    """As much of a live request as a call looks at."""
+    """The part of a live request that a call uses."""
 
     def __init__(self, index: int, **more: Any) -> None:
         self.record = GenerationRecord(
@@ -53,7 +53,7 @@ def test_a_call_sums_up_its_generations() -> None:
     assert call.finish_reasons == ["abort", "stop"]
 
 
-def test_a_cut_ends_what_runs_and_nothing_else() -> None:
+def test_a_cut_ends_only_running_generations() -> None:
     calls = CallRegistry(clock=lambda: 8.0)
     call, sink = joined(calls, Live(0), Live(1))
     ended, runs = call.generations
@@ -80,7 +80,7 @@ def test_a_call_that_ended_keeps_its_records_but_no_events_and_no_content() -> N
     assert calls.cut("too late") == 0
 
 
-async def test_generations_that_the_scheduler_refuses_are_not_the_calls() -> None:
+async def test_generations_that_the_scheduler_refuses_are_not_recorded_in_the_call() -> None:
     class Full:
         async def submit(self, _: object) -> None:
             call = current_call()

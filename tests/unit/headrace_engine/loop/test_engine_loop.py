@@ -78,7 +78,7 @@ async def test_without_increments_the_text_comes_at_the_end(looped: Looped) -> N
 
 
 async def test_a_stream_of_bytes_shows_no_half_characters(looped: Looped, compiler: GrammarCompiler) -> None:
-    """The model is made to say it, a byte at a time."""
+    """A grammar makes the model generate the text, one byte at a time."""
     said = "é漢👩!"
     grammar = compiler.compile(GrammarSpec(GrammarKind.CHOICE, (said,)))
     events = await looped().run("a", max_tokens=30, grammar=grammar, logprobs=0)
@@ -103,7 +103,7 @@ async def test_eos_as_the_last_allowed_token_is_a_stop(looped: Looped) -> None:
     assert (ignored.reason, ignored.num_output_tokens) == (FinishReason.LENGTH, 3)
 
 
-async def test_a_stop_token_id_is_told_apart_from_eos(looped: Looped) -> None:
+async def test_a_stop_token_id_is_distinguished_from_eos(looped: Looped) -> None:
     made = looped()
     no_eos = {"logit_bias": ((EOS, -1e6),)}
     free = await made.run("a", max_tokens=8, **no_eos)
@@ -121,7 +121,7 @@ async def test_a_stop_token_id_is_told_apart_from_eos(looped: Looped) -> None:
 
 
 @pytest.mark.parametrize("include", [True, False])
-async def test_a_stop_string_ends_the_request_and_is_told(looped: Looped, tokenizer: Any, include: bool) -> None:
+async def test_a_stop_string_ends_the_request_and_is_reported(looped: Looped, tokenizer: Any, include: bool) -> None:
     """The text is exact with and without the stop string."""
     made = looped()
     letters = tuple((token, 50.0) for token in tokenizer("abc")["input_ids"])
@@ -164,7 +164,7 @@ async def test_min_tokens_keeps_eos_away_and_stop_strings_too(looped: Looped, to
     assert done_of(stopped).num_output_tokens == 4
 
 
-# Seeds and penalties, whoever runs beside
+# Seeds and penalties, in any batch
 
 
 async def test_a_seeds_text_is_the_same_alone_in_company_and_preempted(looped: Looped) -> None:
@@ -231,7 +231,7 @@ async def test_a_prompts_scores_survive_preemption(looped: Looped) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
-async def test_a_prompt_of_one_token_is_told_without_scores(looped: Looped, max_tokens: int) -> None:
+async def test_a_prompt_of_one_token_is_reported_without_scores(looped: Looped, max_tokens: int) -> None:
     events = await looped().run("a", [5], max_tokens=max_tokens, prompt_logprobs=1, request={"reads_cache": False})
     assert events[0] == PromptScored(scores=(None,))
     assert len(tokens_of(events)) == max_tokens
@@ -256,8 +256,8 @@ async def test_a_complete_grammar_is_a_stop_even_where_eos_is_ignored(looped: Lo
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
 
 
-async def test_a_dead_end_is_an_error_with_a_message_and_nobody_elses(looped: Looped, compiler: Any) -> None:
-    """Not silence."""
+async def test_a_dead_end_is_an_error_with_a_message_for_that_request_only(looped: Looped, compiler: Any) -> None:
+    """The client gets an error event instead of a stream that hangs."""
     made = looped()
     grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab"))
     second = made.tokenizer("b")["input_ids"][0]
@@ -308,7 +308,7 @@ async def test_an_abort_frees_the_blocks_within_two_steps(looped: Looped) -> Non
 def test_an_abort_at_any_moment_leaves_nothing(
     steps: int, max_tokens: int, tiny: Any, engine: Any, tokenizer: Any
 ) -> None:
-    """An abort races with completion: every interleaving of the loop's own steps, without a thread."""
+    """An abort that races with completion, at every step of the loop, without a thread."""
     scheduler, runner = engine.make(tiny("llama"), prefill_chunk_size=2)
     loop = EngineLoop(scheduler, runner, EngineMetrics("tiny", None), history=History())
     item = LiveRequest(
@@ -384,8 +384,8 @@ async def test_after_ten_thousand_requests_no_map_has_grown(looped: Looped) -> N
 # Records
 
 
-async def test_the_record_and_the_scheduler_tell_the_same(looped: Looped) -> None:
-    """Also of forks, of what was cached, preempted or aborted."""
+async def test_the_record_and_the_scheduler_agree(looped: Looped) -> None:
+    """Including forks and cached, preempted and aborted requests."""
     made = looped(num_blocks=24, block_size=4, max_num_seqs=8)
     prompt = prompt_of(17)
     await made.run("first", prompt, max_tokens=2)

@@ -1,4 +1,4 @@
-"""What goes wrong for one request fails that request; a loop that dies fails every waiter, and at once."""
+"""An error in one request fails only that request; a loop that dies fails every waiting caller at once."""
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ Fault = Callable[[StepPlan], BaseException | None]
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, fault: Fault) -> list[StepPlan]:
-    """Let `fault` decide which steps raise; returns the list of all that were tried."""
+    """Let `fault` decide which steps raise; return the list of all steps that were tried."""
     tried: list[StepPlan] = []
     real = runner.run
 
@@ -51,7 +51,7 @@ def tokens_of(events: list[Any]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 
-async def test_who_breaks_the_forward_fails_alone(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_breaks_the_forward_fails_alone(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
     made = looped()
     options = [{"temperature": 1.0, "seed": str(at), "presence_penalty": 0.5, "max_tokens": 12} for at in range(4)]
     alone = [tokens_of(await made.run(f"alone {at}", [5, 6, at], **option)) for at, option in enumerate(options)]
@@ -127,7 +127,7 @@ async def test_failures_that_others_survive_do_not_end_the_thread(
     assert made.loop.alive
 
 
-# Families and copies, by hand
+# Families and copies, on hand-made plans
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ async def test_sampling_that_raises_fails_its_request_alone(looped: Looped, monk
 
 @pytest.mark.timeout(10)
 async def test_a_dead_thread_fails_every_waiter_at_once(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that run, those that wait in the inbox, and those to come. No timer is involved."""
+    """Running requests, calls waiting in the inbox, and later calls. No timer is involved."""
     made = looped()
     for at in range(3):
         await made.submit(f"{at}", max_tokens=400)
@@ -300,7 +300,7 @@ async def test_waiters_are_failed_even_if_the_metrics_are_broken_too(
         await made.submit("b")
 
 
-async def test_stopping_ends_what_runs_and_refuses_what_comes(looped: Looped) -> None:
+async def test_stopping_ends_running_requests_and_refuses_new_ones(looped: Looped) -> None:
     made = looped()
     await made.submit("a", max_tokens=400)
     await made.loop.stop()

@@ -1,4 +1,4 @@
-"""Several choices of one prompt: prefilled once, each with its own text, in any company and after preemption."""
+"""Several choices of one prompt: prefilled once, each with its own text, in any batch and after preemption."""
 
 import random
 from typing import Any
@@ -27,7 +27,7 @@ def prompt_of(length: int, seed: int = 1) -> list[int]:
 
 
 def choices(made: Looped, name: str, prompt: list[int], count: int, **options: Any) -> list[Any]:
-    """Submissions for n choices: the first is the lead of the others."""
+    """Requests for n choices: the first is the lead, the others are its forks."""
     lead, *rest = (
         made.request(
             f"{name}{at}", prompt, seed=f"request-7-{at}", temperature=1.0,
@@ -52,10 +52,10 @@ def watch_plans(made: Looped, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(10, None), (12, None), (21, 5), (1, None)])
-async def test_four_choices_of_one_seed_differ_and_are_those_without_forks(
+async def test_four_choices_of_one_seed_differ_and_equal_those_without_forks(
     looped: Looped, monkeypatch: pytest.MonkeyPatch, length: int, chunk: int | None
 ) -> None:
-    """The prompt is prefilled once and its blocks shared until they are written."""
+    """The prompt is prefilled once, and its blocks are shared until one is written to."""
     made = looped(prefill_chunk_size=chunk, enable_prefix_caching=False)
     prompt = prompt_of(length)
     plans = watch_plans(made, monkeypatch)
@@ -129,7 +129,7 @@ async def test_a_choice_that_is_aborted_leaves_the_others(looped: Looped, gone: 
     assert made.loop.stats.blocks_free == made.loop.stats.blocks_total
 
 
-async def test_the_cached_tokens_of_a_warm_prompt_are_told(looped: Looped) -> None:
+async def test_the_cached_tokens_of_a_warm_prompt_are_reported(looped: Looped) -> None:
     made = looped()
     prompt = prompt_of(20)
     cold = end_of(await made.run("a", prompt))

@@ -1,4 +1,4 @@
-"""The probe refuses by name what would answer nonsense."""
+"""The probe refuses, by name, architectures and backends that would answer nonsense."""
 
 import copy
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_refuses_wrong_attention(dtype: torch.dtype, tokenizer: Any, monkeypatch
         return real(*given, scale=scale * 2, **more)
 
     monkeypatch.setattr("headrace_engine.attention.sdpa.scaled_dot_product_attention", doubled)
-    with pytest.raises(ModelError, match="LlamaForCausalLM computes something else"):
+    with pytest.raises(ModelError, match="LlamaForCausalLM computes different logits"):
         probe(model)
 
 
@@ -75,7 +75,7 @@ def test_runs_with_the_number_format_of_kv_blocks(
     probe(build(transformers.LlamaConfig(**SIZES), tokenizer, dtype), kv_dtype=kv_dtype)
 
 
-def test_numbers_too_large_for_the_format_are_told_from_wrong_attention(tokenizer: Any) -> None:
+def test_numbers_too_large_for_the_kv_format_are_not_reported_as_wrong_attention(tokenizer: Any) -> None:
     model = build(transformers.LlamaConfig(**SIZES), tokenizer)
     with torch.no_grad():
         model.module.model.layers[0].self_attn.v_proj.weight.mul_(1e6)
@@ -94,12 +94,12 @@ def test_numbers_too_large_for_the_model_dtype_are_named(tokenizer: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("window", "words"), [(None, "sliding window"), (8, "wants another mask"), (10, "the last 10 keys")]
+    ("window", "words"), [(None, "sliding window"), (8, "needs a different mask"), (10, "the last 10 keys")]
 )
-def test_refuses_a_layer_that_hands_over_another_window_than_its_mask_has(
+def test_refuses_a_layer_whose_window_differs_from_its_mask(
     window: int | None, words: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 11 tokens of a probe cannot show a window of thousands: its mask is asked at distances, not run.
+    # A probe of 11 tokens cannot reach a window of thousands: the mask is evaluated at distances instead.
     config = transformers.Gemma3TextConfig(
         **SIZES, sliding_window=9, head_dim=8, layer_types=["full_attention", "sliding_attention"]
     )
@@ -114,7 +114,7 @@ def test_refuses_a_mask_that_is_not_causal(tokenizer: Any) -> None:
     config = transformers.Gemma3TextConfig(
         **SIZES, sliding_window=9, head_dim=8, layer_types=["full_attention"] * 2, use_bidirectional_attention=True
     )
-    with pytest.raises(ModelError, match="layer 0 of Gemma3ForCausalLM wants another mask"):
+    with pytest.raises(ModelError, match="layer 0 of Gemma3ForCausalLM needs a different mask"):
         probe(build(config, tokenizer))
 
 
@@ -176,7 +176,7 @@ def features(model: LoadedModel) -> list[set[Feature]]:
     return [set(shape.features) for _, shape in sorted(probe(model).items())]
 
 
-def test_learns_what_each_layer_asks_of_a_backend(tiny: Any) -> None:
+def test_learns_the_features_that_each_layer_needs_of_a_backend(tiny: Any) -> None:
     grouped, window = Feature.GROUPED_QUERIES, Feature.WINDOW
     assert features(tiny("gpt_neox")) == [set(), set()]
     assert features(tiny("llama")) == [{grouped}, {grouped}]
@@ -186,7 +186,7 @@ def test_learns_what_each_layer_asks_of_a_backend(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{4, 16}, {8}, {16}])
-def test_tries_the_backend_that_will_serve_in_blocks_that_it_has(
+def test_tries_the_backend_that_will_serve_in_block_sizes_that_it_supports(
     sizes: set[int], tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = LoopBackend(block_sizes=sizes)
@@ -206,11 +206,11 @@ def test_tries_the_backend_that_will_serve_in_blocks_that_it_has(
     assert [[span.rows for span in step.spans][-1] for step in used] == [3 + 2 * (size - 4), 4, 1, 2]
 
 
-def test_refuses_a_backend_that_computes_something_else(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_a_backend_that_computes_different_logits(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(LoopBackend):
         def prepare(self, step: AttentionStep, pool: KvPool) -> Any:
             return super().prepare(replace(step, block_tables=step.block_tables.flip(1)), pool)
 
     monkeypatch.setattr(registry, "BACKENDS", (Wrong(),))
-    with pytest.raises(ModelError, match="LlamaForCausalLM computes something else on paged attention"):
+    with pytest.raises(ModelError, match="LlamaForCausalLM computes different logits on paged attention"):
         probe(build(transformers.LlamaConfig(**SIZES), tokenizer))

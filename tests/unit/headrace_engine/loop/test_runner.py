@@ -1,4 +1,4 @@
-"""One step: forks, copies of blocks, scores of prompts, and failures that stay with their request. Plans by hand."""
+"""One step: forks, copies of blocks, scores of prompts, and failures of single requests. On hand-made plans."""
 
 import math
 import random
@@ -59,7 +59,7 @@ def test_a_copied_block_serves_as_the_original(runner: ModelRunner) -> None:
         assert together.tokens[name] == whole.tokens[name]
 
 
-def test_a_copy_that_fails_is_told_apart(runner: ModelRunner) -> None:
+def test_a_copy_that_fails_has_its_own_error(runner: ModelRunner) -> None:
     with pytest.raises(CopyError, match="copying 1 KV blocks failed"):
         runner.run(plan_of(seq("a", 0, PROMPT, (1, 2, 3)), copies=((1, 999),)), {"a": state()})
 
@@ -68,7 +68,7 @@ def test_a_copy_that_fails_is_told_apart(runner: ModelRunner) -> None:
 
 
 def assert_same_score(got: Any, alone: Any) -> None:
-    """The same tokens; log-probabilities to what fp32 keeps, since a library's kernel may sum by the batch's shape."""
+    """Equal tokens, and log-probabilities equal within fp32's precision: kernels may sum by the batch's shape."""
     assert (got.token_id, [token for token, _ in got.top]) == (alone.token_id, [token for token, _ in alone.top])
     assert got.logprob == pytest.approx(alone.logprob, abs=1e-5)
     assert [value for _, value in got.top] == pytest.approx([value for _, value in alone.top], abs=1e-5)
@@ -122,9 +122,7 @@ def scores_in_chunks(runner: ModelRunner, sizes: Sequence[int], top: int = 3) ->
 
 
 @pytest.mark.parametrize("sizes", [(10,), (2, 2, 2, 2, 2), (9, 1), (1,) * 10, (4, 6)])
-def test_prompt_scores_come_in_order_one_for_each_token_but_the_first(
-    runner: ModelRunner, sizes: tuple[int, ...]
-) -> None:
+def test_prompt_scores_come_in_order_for_each_token_but_the_first(runner: ModelRunner, sizes: tuple[int, ...]) -> None:
     """A prompt in five chunks has one first token, and p - 1 scores in order."""
     scores = scores_in_chunks(runner, sizes)
     assert [score.token_id for score in scores] == list(PROMPT[1:])
@@ -180,7 +178,7 @@ def test_only_the_rows_that_are_scored_pay_for_logits(runner: ModelRunner, monke
     assert kept == [1, 0, 10]
 
 
-# What fails, fails alone
+# Failures stay with their request
 
 
 def test_a_row_of_nan_fails_its_request_and_its_forks_alone(

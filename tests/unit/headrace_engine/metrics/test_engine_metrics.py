@@ -1,4 +1,4 @@
-"""What the engine counts of requests, SLOs and generations, driven by hand; no model, no clock."""
+"""Metrics of requests, SLOs and generations, driven by hand; no model, no clock."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def test_a_single_token_has_no_gap() -> None:
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
-def test_what_did_not_end_well_has_no_end_to_end_time(reason: FinishReason) -> None:
+def test_requests_that_did_not_end_well_have_no_end_to_end_time(reason: FinishReason) -> None:
     metrics = made()
     metrics.finished(served(metrics), reason, now=0.3)
     assert value(metrics, names.TTFT, "_count") == 1
@@ -50,7 +50,7 @@ def test_what_did_not_end_well_has_no_end_to_end_time(reason: FinishReason) -> N
     assert value(metrics, names.VLLM_SUCCESS, finished_reason=str(reason)) == 1
 
 
-def test_the_histograms_count_what_the_requests_had() -> None:
+def test_the_histograms_count_exactly_the_tokens_of_the_requests() -> None:
     """Of k finished requests: TTFT counts those with a token, ITL all further tokens; e2e >= TTFT >= queue for each."""
     metrics, rng, outputs = made(), random.Random(1), []
     for at in range(60):
@@ -123,7 +123,7 @@ def test_another_slo_set_begins_series_with_its_own_bounds() -> None:
     assert 0.37 in bounds(metrics, names.VLLM_TTFT), "those without a generation keep theirs"
 
 
-def test_without_an_slo_set_nobody_is_judged() -> None:
+def test_without_an_slo_set_no_request_is_judged() -> None:
     metrics = made(None)
     metrics.finished(served(metrics), FinishReason.STOP, now=0.3)
     assert value(metrics, names.SLO_TOTAL) == 0

@@ -1,4 +1,4 @@
-"""What the engine counts of tokens, steps and state; no series come from requests. The real scheduler, no model."""
+"""Metrics of tokens, steps and state; requests never add series. With the real scheduler and no model."""
 
 import math
 import random
@@ -55,7 +55,7 @@ def test_no_request_can_make_series() -> None:
     assert value(metrics, names.REQUESTS) + value(metrics, names.REJECTED) == 1000
 
 
-# Tokens by what became of them
+# Useful, recomputed and discarded tokens
 
 
 def test_tokens_are_undecided_until_their_request_ends() -> None:
@@ -68,7 +68,7 @@ def test_tokens_are_undecided_until_their_request_ends() -> None:
     assert books(metrics) == {"useful": 11, "recomputed": 0, "discarded": 0, "undecided": 0}
 
 
-def test_what_runs_again_after_a_preemption_is_recomputed() -> None:
+def test_tokens_that_run_again_after_a_preemption_count_as_recomputed() -> None:
     metrics = made()
     record = begun(metrics, request(), now=0.0)
     step(metrics, rows("a", 0, 10))
@@ -99,7 +99,7 @@ def test_cache_hits_are_not_computed_and_count_as_cached() -> None:
 
 
 class Played:
-    """The real scheduler under random load, its outcomes told to the metrics as the engine loop does."""
+    """The real scheduler under random load; its outcomes go to the metrics as from the engine loop."""
 
     def __init__(self, seed: int) -> None:
         self.rng, self.metrics = random.Random(seed), made()
@@ -109,7 +109,7 @@ class Played:
         self.live: dict[str, GenerationRecord] = {}
 
     def submit(self, now: float) -> None:
-        # Mostly short outputs, so that the long ones surprise whoever predicts their length.
+        # Mostly short outputs, so that admission underestimates the long ones.
         output = self.rng.choice([1, 1, 2, 2, 3, 35])
         new = request(str(now), prompt=self.rng.randrange(1, 20), output=output, reads_cache=self.rng.random() < 0.5)
         if isinstance(self.scheduler.submit(new, now), Admitted):
@@ -140,7 +140,7 @@ class Played:
                     self.metrics.finished(self.live.pop(name), reason, now=now)
 
     def check(self) -> dict[str, float]:
-        """Every token that the scheduler had computed is in exactly one kind."""
+        """Every token that the scheduler computed is counted in exactly one kind."""
         stats, found = self.scheduler.stats(), books(self.metrics)
         assert sum(found.values()) == stats.tokens_prefill + stats.tokens_decode
         return found
@@ -278,7 +278,7 @@ def test_utilisation() -> None:
     assert (value(metrics, names.PEAK_FLOPS), value(metrics, names.PEAK_BYTES)) == (1e6, 1e5)
 
 
-def test_busy_time_runs_on_during_a_step_and_never_falls() -> None:
+def test_busy_time_grows_during_a_step_and_never_falls() -> None:
     metrics, age = made(), [0.0]
     metrics.watch_step(lambda: age[0])
     step(metrics, seconds=1.0)

@@ -1,4 +1,4 @@
-"""What is written down of one generation, by hand."""
+"""The record of one generation, driven by hand."""
 
 import pytest
 from metrics_doubles import request, rows
@@ -49,7 +49,9 @@ def test_only_the_first_start_and_the_first_end_count() -> None:
         ([(0, 10), (0, 5), (5, 6)], [0, 5, 5], 11),
     ],
 )
-def test_rows_that_ran_before_are_told_apart(steps: list[tuple[int, int]], again: list[int], fresh: int) -> None:
+def test_rows_that_ran_before_are_counted_separately(
+    steps: list[tuple[int, int]], again: list[int], fresh: int
+) -> None:
     record = GenerationRecord.of(request())
     assert [record.computed(rows("a", start, count)) for start, count in steps] == again
     assert record.fresh == fresh

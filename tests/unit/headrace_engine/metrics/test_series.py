@@ -1,4 +1,4 @@
-"""The exposition text says what the objects say, bounds are inclusive, and one scrape is one moment."""
+"""The exposition text matches the objects, bounds are inclusive, and one scrape shows one moment."""
 
 import sys
 import threading
@@ -78,8 +78,8 @@ def test_before_a_scrape_gauges_can_be_brought_up_to_date() -> None:
     assert samples(table.collect())["h:g", (("a", "x"),)] == 7
 
 
-def test_what_changes_together_is_seen_together(table: SeriesTable) -> None:
-    """A reader that sees more good requests than requests would void its window."""
+def test_values_changed_together_are_seen_together(table: SeriesTable) -> None:
+    """A reader that saw more good requests than requests would reject its window."""
     total, good = table.value(COUNTER, "x", "total"), table.histogram(HISTOGRAM, "good", bounds=(1.0,))
     for at in range(2000):  # between the two, so that reading takes longer than writing
         table.value(GAUGE, f"{at}")

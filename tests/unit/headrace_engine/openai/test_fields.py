@@ -1,4 +1,4 @@
-"""What is said of a body that is not JSON."""
+"""The advice in the error for a body that is not JSON."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from headrace_engine.http.errors import ApiError
 from headrace_engine.openai.fields import read_object
 
 UNICODE = "is it a lone surrogate"
-NUMBERS = "are no JSON numbers"
+NUMBERS = "are not JSON numbers"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the engine is given for a body, and what of it depends on the model."""
+"""The engine's requests made from a body, and the parts that depend on the model."""
 
 import copy
 from types import SimpleNamespace
@@ -111,7 +111,7 @@ def test_more_min_tokens_than_can_come_are_a_400(tokenizer: Any) -> None:
         submit(tokenizer, wanted(min_tokens=10))
 
 
-def test_a_call_that_is_a_mark_stays_in_the_text(tokenizer: Any) -> None:
+def test_a_special_token_that_announces_a_call_stays_in_the_text(tokenizer: Any) -> None:
     template = "{{ tools }} <tool_call>"
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], "tools": TOOLS})
     plain = Backend(engine(tokenizer, template=template))

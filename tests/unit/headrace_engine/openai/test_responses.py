@@ -1,4 +1,4 @@
-"""Answer bodies and chunks from events, and how tokens and their scores are spelled."""
+"""Answer bodies and chunks made from events, and the texts of tokens and their scores."""
 
 import math
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ def test_scoring_alone_shows_nothing_new(texts: TokenTexts) -> None:
 @pytest.mark.parametrize(
     ("stop", "told"), [("END", "END"), (5, 5), (6, None), (None, None)],
 )  # fmt: skip
-def test_only_the_clients_own_stops_are_told(stop: str | int | None, told: object) -> None:
+def test_only_the_clients_own_stops_are_reported(stop: str | int | None, told: object) -> None:
     made = spec(stop_token_ids=frozenset({5}))
     (choice,) = ChoiceWriter(made, 0).more(done(stop_reason=stop))
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", told)
@@ -165,7 +165,7 @@ def test_a_stream_of_tools_skips_tokens_that_show_nothing() -> None:
     assert (cut[-1]["delta"], cut[-1]["finish_reason"]) == ({}, "length")
 
 
-def test_what_the_clients_own_constraints_make_impossible_is_a_400(tokenizer: Any) -> None:
+def test_a_text_that_the_clients_constraints_make_impossible_is_a_400(tokenizer: Any) -> None:
     biased = SamplingParams(prompt_len=1, logit_bias=tuple((token, -math.inf) for token in range(257)))
     compiler = GrammarCompiler(tokenizer, vocab_size=257, eos_token_ids=[256])
     grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "a"))

@@ -1,4 +1,4 @@
-"""Bodies: what is understood, and that nothing else than an answer with a field's name comes of the rest."""
+"""Request bodies: valid ones are parsed, and all others get an error that names the field."""
 
 import json
 from typing import Any
@@ -124,7 +124,7 @@ def test_the_schema_of_forced_calls_moves_references_with_their_target() -> None
     assert forced_schema(body.tools, name="h", parallel=True) == parameters
 
 
-def test_the_deepest_problem_is_told_with_its_place() -> None:
+def test_the_deepest_problem_is_reported_with_its_place() -> None:
     error = refusal(messages=[*HELLO, {"role": "user", "content": [{"type": "text", "text": 5}]}])
     assert error["message"] == "messages[1].content[0].text: input should be a valid string, not 5"
     error = refusal(stop=["a"] * 17)
@@ -142,7 +142,7 @@ VALUES = st.recursive(
 
 
 @given(st.sampled_from(KINDS), st.dictionaries(NAMES, VALUES, max_size=5), st.booleans())
-def test_any_body_is_read_or_refused_in_words(kind: type[Any], values: dict[str, Any], valid: bool) -> None:
+def test_any_body_is_read_or_refused_with_a_message(kind: type[Any], values: dict[str, Any], valid: bool) -> None:
     if valid:
         values |= {"prompt": "x"} if kind is CompletionBody else {"messages": HELLO} if kind is ChatBody else {}
     try:

@@ -1,4 +1,4 @@
-"""The order and the framing of a stream's events, whatever the order in which the engine tells them."""
+"""The order and framing of a stream's events, in whatever order the engine publishes them."""
 
 import json
 from typing import Any
@@ -71,7 +71,7 @@ async def test_a_failure_ends_the_stream_with_the_error() -> None:
         assert [event["choices"][0]["text"] for event in events[:-1]] == ([] if echo else ["b"])
 
 
-async def test_a_bug_while_writing_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_while_writing_becomes_an_error_event(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def push(self, text: str) -> list[Any]:
             raise RuntimeError(text)

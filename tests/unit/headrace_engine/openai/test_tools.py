@@ -1,4 +1,4 @@
-"""Tool calls in generated text: whatever the pieces in which it comes, the same calls and the same text."""
+"""Tool calls in generated text: the same calls and the same text, however the text is split into pieces."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -160,7 +160,7 @@ def test_the_flag_offers_every_format() -> None:
         one_of(TOOL_CALL_PARSERS, "--tool-call-parser", "wombat")
 
 
-def test_the_format_is_read_off_the_template() -> None:
+def test_the_format_is_read_from_the_template() -> None:
     assert format_of("... within <tool_call></tool_call> XML tags") is ToolFormat.HERMES
     assert format_of("<tool_call>\n<function=name>") is ToolFormat.NONE
     assert format_of('{"name": function name, "parameters": dictionary of argument') is ToolFormat.LLAMA3_JSON

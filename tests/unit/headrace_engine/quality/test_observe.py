@@ -1,4 +1,4 @@
-"""Sides of one request, observed in this process, and what the comparison then says of them."""
+"""Sides of one request, observed in this process, and the verdict of their comparison."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ FEW = read_texts(BUILT_IN)[:20]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> str:
-    """A random model in a folder, with defaults of generation that must not count."""
+    """A random model in a folder, with generation defaults that must be ignored."""
     where = tmp_path_factory.mktemp("model")
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> str:
 
 
 class Counted:
-    """How much was said to be coming, and how much came."""
+    """Counts the parts that were announced and those that were done."""
 
     def __init__(self) -> None:
         self.total: dict[str, int] = {}
@@ -83,8 +83,8 @@ def test_two_configs_and_transformers_agree_and_progress_ends_where_it_should(fo
     assert not any(comparison.beyond_rounding for comparison, _ in found.pairs)
 
 
-def test_in_whatever_dtype_this_machine_takes_nothing_is_worse(folder: str) -> None:
-    """16 bit may leave too little to judge by, but chunks and preemptions never make a text worse."""
+def test_in_this_machines_default_dtype_nothing_is_worse(folder: str) -> None:
+    """In 16 bits the result may be inconclusive, but chunks and preemptions never make a text worse."""
     found = judged(asked(folder, "", CROWDED, reference=True))
     assert found.decision.verdict is not QualityVerdict.INFERIOR
 

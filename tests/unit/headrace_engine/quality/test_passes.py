@@ -1,4 +1,4 @@
-"""The passes measure what they say: the served path, token by token, whatever the scheduler does meanwhile."""
+"""The passes measure the path that serves, token by token, whatever the scheduler does meanwhile."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_the_same_run_twice_is_equal_to_the_last_bit(tiny: Any, quality: Any) ->
     assert quality.seen(model, num_blocks=30) == quality.seen(model, num_blocks=30)
 
 
-def test_concurrency_is_what_was_asked_for(tiny: Any, quality: Any) -> None:
+def test_as_many_requests_run_at_once_as_asked_for(tiny: Any, quality: Any) -> None:
     model = tiny("llama")
     offline = quality.offline(model)
     widths: list[int] = []
@@ -113,7 +113,7 @@ def test_a_text_whose_logits_are_not_numbers_fails_alone(tiny: Any, quality: Any
     assert all(len(outcome.greedy) == 8 for name, outcome in seen.outcomes.items() if name != "prose-science")
 
 
-def test_texts_that_begin_alike_hit_the_prefix_cache_and_say_the_same(tiny: Any, quality: Any, engine: Any) -> None:
+def test_texts_that_begin_alike_hit_the_prefix_cache_with_equal_results(tiny: Any, quality: Any, engine: Any) -> None:
     model = tiny("llama")
     samples = [item for item in quality.samples(model, count=100, most=120) if item.name.startswith("support-")]
     cold = quality.offline(model, enable_prefix_caching=False)
@@ -137,7 +137,7 @@ def test_likelihoods_do_not_depend_on_how_rows_are_cut(monkeypatch: pytest.Monke
     assert log_likelihoods(logits, targets) == whole
 
 
-def test_a_small_vocabulary_and_ids_that_are_no_token_are_borne() -> None:
+def test_a_small_vocabulary_and_ids_without_a_token_are_handled() -> None:
     logits = torch.tensor([[1.0, float("-inf"), 3.0]])
     (choice,) = choices(logits, [2])
     assert (choice.token, choice.margin) == (2, 2.0)

@@ -1,4 +1,4 @@
-"""Batching, chunking, preemption and cache hits change nothing beyond rounding; what does change more is caught.
+"""Batching, chunking, preemption and cache hits change nothing beyond rounding; faults that do are caught.
 
 The bound is derived in `headrace_bench.quality.rounding`. Measured where it was written (AVX2 and FMA, no bfloat16
 instructions): in float32 the largest move of a log-probability was at most a tenth of it, in bfloat16 at most a fifth;
@@ -90,11 +90,11 @@ def test_a_lost_position_is_caught_by_the_bound_and_by_the_verdict(tiny: Any, qu
     finding = judge(comparison, VerdictRules())
     assert finding.verdict is QualityVerdict.INFERIOR
     assert "B writes what A writes, ties aside, on" in finding.sentence
-    # The mean alone would have passed it: a random model loses on one text what it wins on the next.
+    # The mean alone would have passed: a random model loses on one text what it gains on the next.
     assert judge(comparison, VerdictRules(least_agreement=0.0)).verdict is QualityVerdict.NON_INFERIOR
 
 
-def test_a_cache_that_is_coarser_than_it_says_is_caught_by_the_bound(tiny: Any, base: Any, quality: Any) -> None:
+def test_a_cache_coarser_than_configured_is_caught_by_the_bound(tiny: Any, base: Any, quality: Any) -> None:
     model = tiny("llama")
     comparison = quality.against(model, base("llama"), quality.seen(model, quality.keeps_half))
     assert moved(comparison) > 5

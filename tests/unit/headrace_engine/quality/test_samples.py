@@ -1,4 +1,4 @@
-"""How texts become tokens."""
+"""Tokenizing texts, dividing them and ordering them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""From knobs to an engine."""
+"""Building an engine from the knobs of a side."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ def test_a_knob_out_of_bounds_is_named_with_its_flag(typed: str, complaint: str)
     assert complaint in str(caught.value)
 
 
-def test_blocks_are_counted_out(tiny: Any) -> None:
+def test_the_pool_has_exactly_the_blocks_asked_for(tiny: Any) -> None:
     model = tiny("llama")
     spec = side("A", "num_blocks=20,block_size=4")
     built = sides.build(spec, model, probe(model))
@@ -52,7 +52,7 @@ def test_a_number_format_of_the_cache_that_is_not_kept_is_refused(tiny: Any, mon
 
     monkeypatch.setattr(sides, "size_pool", deaf)
     spec = side("B", "kv_cache_dtype=bfloat16,num_blocks=20")
-    with pytest.raises(SettingsError, match="the KV pool holds float32 all the same"):
+    with pytest.raises(SettingsError, match="the KV pool holds float32 anyway"):
         sides.build(spec, model, probe(model))
 
 
@@ -64,5 +64,5 @@ def test_number_formats_follow_the_knobs() -> None:
     assert sides.kv_dtype(cache, torch.float32) is torch.float16
 
 
-def test_the_shape_is_read_off_the_weights(tiny: Any) -> None:
+def test_the_shape_is_read_from_the_weights(tiny: Any) -> None:
     assert sides.shape_of(tiny("llama")) == ModelWidths(layers=2, width=64)

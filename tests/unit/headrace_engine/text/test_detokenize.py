@@ -1,4 +1,4 @@
-"""Text appears in whole characters, once, and what streams is what decoding at once gives."""
+"""Text streams in whole characters, each once, and equals the text decoded in one go."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -81,7 +81,7 @@ def test_any_text_streams_with_byte_fallback(text: str, said: str, strips: bool)
 BYTE_FALLBACK = {strips: byte_tokenizer(strips=strips) for strips in (True, False)}
 
 
-def test_a_leading_space_is_kept_behind_a_prompt() -> None:
+def test_a_leading_space_is_kept_after_a_prompt() -> None:
     tokenizer = BYTE_FALLBACK[True]
     ids = tokenizer("ok ok")["input_ids"]
     assert "".join(stream(tokenizer, ids, prompt=tokenizer("a")["input_ids"])) == " ok ok"
@@ -101,7 +101,7 @@ def test_output_that_ends_inside_a_character_ends_with_one_replacement(
     assert text.lstrip(" ") == before.lstrip(" ") + "\ufffd"
 
 
-def test_bytes_that_are_no_character_do_not_hold_the_stream_back(any_tokenizer: Any) -> None:
+def test_invalid_bytes_do_not_hold_the_stream_back(any_tokenizer: Any) -> None:
     byte = any_tokenizer("é")["input_ids"][-1]
     detokenizer = Detokenizer(any_tokenizer, any_tokenizer("ok")["input_ids"])
     pieces = [detokenizer.push([byte]) for _ in range(40)]
@@ -143,7 +143,7 @@ def test_tokens_across_the_borders_of_characters_show_no_half_ones(straddling: A
     shown = 0
     for at, piece in enumerate(pieces[:-1]):
         shown += len(piece)
-        assert at - shown <= 10, "goes on"
+        assert at - shown <= 10, "the stream continues"
 
 
 def test_at_once_and_piece_by_piece_agree(any_tokenizer: Any) -> None:
@@ -185,7 +185,7 @@ def test_the_work_is_linear_in_the_length(any_tokenizer: Any, text: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["special", "invalid", "straddling"])
-def test_the_work_is_linear_whatever_the_tokens_are(tokenizer: Any, straddling: Any, kind: str) -> None:
+def test_the_work_is_linear_for_any_kind_of_token(tokenizer: Any, straddling: Any, kind: str) -> None:
     bad = tokenizer("é")["input_ids"][1]
     base, ids = {
         "special": (tokenizer, [tokenizer.eos_token_id] * 20_000),
@@ -235,7 +235,7 @@ def test_a_stop_string_over_several_tokens_never_shows(tokenizer: Any) -> None:
 @pytest.mark.parametrize("incremental", [True, False])
 @pytest.mark.parametrize("include", [True, False])
 def test_a_stop_string_of_split_characters(tokenizer: Any, incremental: bool, include: bool) -> None:
-    """Across the borders of UTF-8."""
+    """The tokens end inside UTF-8 characters."""
     ids = tokenizer("ab👩漢c")["input_ids"]
     pieces = stream(tokenizer, ids, stops=["👩漢"], incremental=incremental, include_stop=include)
     assert "".join(pieces) == ("ab👩漢" if include else "ab")

@@ -1,4 +1,4 @@
-"""Stop strings: the one that is complete first wins, no part of it shows, and nothing else is held back."""
+"""Stop strings: the first to complete wins, no part of it is shown, and nothing else is held back."""
 
 import itertools
 import random
@@ -44,8 +44,8 @@ def test_the_result_does_not_depend_on_where_the_text_was_cut(
 
 
 @given(text=st.text(alphabet="ab<", max_size=30), stops=st.lists(st.text(alphabet="ab<", min_size=1, max_size=5)))
-def test_only_what_may_begin_a_stop_string_is_held(text: str, stops: list[str]) -> None:
-    """What is ruled out is released in the same event."""
+def test_only_a_possible_beginning_of_a_stop_string_is_held(text: str, stops: list[str]) -> None:
+    """Text that can no longer become a stop string is released in the same event."""
     stop_filter, shown = StopFilter(stops), ""
     for at, char in enumerate(text):
         shown += stop_filter.push(char)
@@ -58,7 +58,7 @@ def test_only_what_may_begin_a_stop_string_is_held(text: str, stops: list[str]) 
         assert len(seen) - len(shown) == (max(held) if held else 0)
 
 
-def test_a_stop_string_over_three_tokens_never_shows_a_part() -> None:
+def test_no_part_of_a_stop_string_over_three_tokens_is_shown() -> None:
     stop_filter = StopFilter(["</s1>"])
     assert [stop_filter.push(piece) for piece in ("before<", "/s", "1>after")] == ["before", "", ""]
     assert stop_filter.stop == "</s1>"
@@ -105,7 +105,7 @@ def test_the_one_that_is_complete_first_wins(stops: list[str], text: str, result
     assert run(list(text), stops) == result
 
 
-def test_strings_that_may_not_stop_yet_pass_and_one_that_begins_early_counts_when_it_ends_late() -> None:
+def test_stop_strings_pass_before_min_tokens_and_one_that_ends_later_counts() -> None:
     stop_filter = StopFilter(["END", "N"])
     assert stop_filter.push("aENDb", may_stop=False) == "aENDb"
     assert stop_filter.push("cEN", may_stop=False) == "c"
@@ -127,7 +127,7 @@ def test_a_megabyte_against_long_stop_strings_is_linear(monkeypatch: pytest.Monk
         nonlocal steps
         before = self.matched
         complete = real(self, char)
-        # What a step does beyond one comparison is paid for by the match that it gives up.
+        # Each comparison beyond the first in a step shortens the current match, so the total is linear.
         steps += 1 + max(0, before + 1 - self.matched)
         return complete
 
