@@ -99,7 +99,7 @@ class Runtime:
     def sandbox(self, name: str) -> tuple[str, pb.PodSandboxConfig]:
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=name, uid=name, namespace="default"),
-            hostname=name,
+            hostname=name[:63],  # as the kubelet cuts it
             log_directory=str(self.slot.pod_logs_dir / name),
             dns_config=pb.DNSConfig(servers=["127.0.0.53"], searches=["default.svc.cluster.local"]),
         )
