@@ -121,7 +121,7 @@ async def test_bad_input_is_a_400_that_names_the_parameter_and_the_next_request_
 async def test_options_of_a_stream_need_one_and_scores_of_the_prompt_none(serve: Serve) -> None:
     server = await serve()
     check(await server.complete(stream=False, stream_options={"include_usage": True}), "stream_options", "stream")
-    check(await server.complete(stream=True, prompt_logprobs=1), "prompt_logprobs", "without stream")
+    check(await server.complete(stream=True, prompt_logprobs=1), "prompt_logprobs", "cannot be used with stream")
 
 
 SURROGATES: list[tuple[str, str]] = [

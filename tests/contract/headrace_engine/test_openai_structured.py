@@ -100,8 +100,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {}}, "structured_outputs", "is empty"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "is empty"),
     ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs", "grammar is not a parameter"),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "give one"),
-    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "give one"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "give only one"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "give only one"),
 ]  # fmt: skip
 
 

@@ -213,7 +213,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [NOW], "tool_choice": "maybe"}, "tool_choice", "must be"),
     ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "gone"}}}, "tool_choice", "gone"),
     ({"tools": [NOW], "response_format": {"type": "json_object"}}, "response_format", "no tool could be called"),
-    ({"tools": [NOW], "tool_choice": "required", "guided_regex": "a"}, "tools", "give one"),
+    ({"tools": [NOW], "tool_choice": "required", "guided_regex": "a"}, "tools", "give only one"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages", "assistant"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages", "role tool"),
     ({"messages": [{"role": "assistant"}]}, "messages", "content is missing"),
